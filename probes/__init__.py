@@ -1,0 +1,1 @@
+"""Probes: what tracing and compiling do to a torch process, thread by thread. Each is `python -m probes.<name>`."""
