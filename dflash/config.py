@@ -1,8 +1,12 @@
-"""The configuration of a run: frozen dataclasses, one comment a field with its unit and source."""
+"""The configuration of every verb: frozen dataclasses, one comment a field with its unit and source."""
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+from dflash.errors import ConfigError
 
 StrategyName = Literal["auto", "eager", "sdpa", "locked-compile", "force-compile"]
 
@@ -91,6 +95,8 @@ class OptimOptions:
     clip: float = 1.0
     # micro-batches a step
     accumulate: int = 1
+    # steps in a row with a loss or gradient that is not finite, after which the run stops; each one is skipped
+    max_nonfinite: int = 10
     # passes over the data when `steps` is not given
     epochs: int = 6
 
@@ -137,9 +143,164 @@ class TrainConfig:
     resume: bool = False
     # delete what is in `output` first
     overwrite: bool = False
+    # the frozen model
     target: TargetOptions = field(default_factory=TargetOptions)
+    # the drafter's shape
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    # what is trained on
     data: DataOptions = field(default_factory=DataOptions)
+    # what the drafter is trained to do
     objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
+    # AdamW and its schedule
     optim: OptimOptions = field(default_factory=OptimOptions)
+    # speculative decoding on held-out prompts
     eval: EvalOptions = field(default_factory=EvalOptions)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Everything `dflash evaluate` needs to know."""
+
+    # a run directory (its best checkpoint), one of its checkpoints, or an export directory
+    drafter: Path
+    # directory of the target, or "embedded"; none: the one the run was trained for
+    target: str | None = None
+    # JSONL or Parquet file of conversations, or "embedded"; none: the held-out file of the run
+    prompts: str | None = None
+    # prompts used, from the first; 0: all
+    limit: int = 0
+    # tokens generated for a prompt
+    max_new_tokens: int = 96
+    # cpu, cuda, cuda:N, or auto
+    device: str = "auto"
+    # run Python code that comes with the model directory
+    trust_remote_code: bool = False
+    # print one JSON object instead of the table
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """Everything `dflash generate` needs to know."""
+
+    # a run directory (its best checkpoint), one of its checkpoints, or an export directory
+    drafter: Path
+    # what the user says
+    prompt: str
+    # directory of the target, or "embedded"; none: the one the run was trained for
+    target: str | None = None
+    # tokens generated
+    max_new_tokens: int = 128
+    # sampling temperature; 0: greedy
+    temperature: float = 0.0
+    # seed of the sampling
+    seed: int = 0
+    # cpu, cuda, cuda:N, or auto
+    device: str = "auto"
+    # run Python code that comes with the model directory
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Everything `dflash export` needs to know."""
+
+    # a run directory (its best checkpoint), one of its checkpoints, or an export directory of either format
+    drafter: Path
+    # directory that is written; it must not exist
+    output: Path
+    # zlab: z-lab, SGLang and vLLM; speculators: the vLLM project's trainer
+    format: Literal["zlab", "speculators"] = "zlab"
+    # directory of the target, or "embedded"; none: the one the run was trained for
+    target: str | None = None
+    # run Python code that comes with the model directory
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class BenchStepConfig:
+    """Everything `dflash bench step` needs to know."""
+
+    # steps that are timed
+    steps: int = 20
+    # steps before the timing starts
+    warmup: int = 3
+    # print one JSON object instead of a line
+    json: bool = False
+
+
+PRESETS: dict[str, TrainConfig] = {
+    # minutes on two CPU cores, with the target that is shipped
+    "tiny": TrainConfig(
+        steps=400,
+        drafter=DrafterOptions(layers=3, block_size=8, max_anchors=64),
+        data=DataOptions(row_tokens=512),
+        optim=OptimOptions(lr=2e-3),
+    ),
+    # arXiv 2602.06036, section 5: 5 layers, blocks of 16, 512 anchors, sequences of 3072, AdamW 6e-4, 6 epochs
+    "paper": TrainConfig(dtype="bfloat16", target=TargetOptions(dtype="bfloat16"), save_every=1000),
+    # the run this project grew out of: Qwen3.6-27B, blocks of 32, 64 anchors in 2000 tokens, soft labels
+    "case": TrainConfig(
+        dtype="bfloat16",
+        save_every=1000,
+        target=TargetOptions(dtype="bfloat16"),
+        drafter=DrafterOptions(layers=5, block_size=32, max_anchors=64),
+        data=DataOptions(row_tokens=2000),
+        objective=ObjectiveOptions(name="kl", gamma=10.0),
+    ),
+}
+
+# fields that may differ between a checkpoint and the run that resumes it: they do not change what is computed
+FREE_ON_RESUME = frozenset(
+    {"output", "resume", "overwrite", "device", "save_every", "keep", "eval", "attn_strategy", "attn_kernel"}
+    | {"compile_scope", "checkpoint_layers"}
+)
+
+
+def validate(config: TrainConfig) -> TrainConfig:
+    """Returns `config`; raises ConfigError naming the first option whose value makes no sense."""
+    for name, got, ok, expected in _checks(config):
+        if not ok:
+            raise ConfigError(expected, str(got), "change the value", where=f"--{name}")
+    return config
+
+
+def _checks(config: TrainConfig) -> Iterator[tuple[str, object, bool, str]]:
+    drafter, data, optim = config.drafter, config.data, config.optim
+    at_least_one = {
+        "steps": 1 if config.steps is None else config.steps,
+        "keep": config.keep,
+        "drafter.layers": drafter.layers,
+        "drafter.max-anchors": drafter.max_anchors,
+        "drafter.features": 1 if drafter.features is None else drafter.features,
+        "data.batch-rows": data.batch_rows,
+        "optim.accumulate": optim.accumulate,
+        "optim.epochs": optim.epochs,
+        "optim.max-nonfinite": optim.max_nonfinite,
+        "eval.prompts": config.eval.prompts,
+        "eval.max-new-tokens": config.eval.max_new_tokens,
+        "drafter.sliding-window": 1 if drafter.sliding_window is None else drafter.sliding_window,
+    }
+    for name, value in at_least_one.items():
+        yield name, value, value >= 1, "a number of at least 1"
+    yield "save-every", config.save_every, config.save_every >= 0, "0 or more steps"
+    yield "eval.every", config.eval.every, config.eval.every >= 0, "0 or more steps"
+    yield "drafter.block-size", drafter.block_size, drafter.block_size >= 2, "at least 2 tokens a block"
+    fits = data.row_tokens > drafter.block_size
+    yield "data.row-tokens", data.row_tokens, fits, f"more tokens than a block has ({drafter.block_size})"
+    yield "optim.lr", optim.lr, 0 < optim.lr < float("inf"), "a learning rate above 0"
+    yield "optim.betas", optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers in [0, 1)"
+    yield "optim.weight-decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"
+    yield "optim.warmup", optim.warmup, 0 <= optim.warmup <= 1, "a share of the steps between 0 and 1"
+    yield "optim.clip", optim.clip, optim.clip > 0, "a gradient norm above 0"
+    gamma = config.objective.gamma
+    yield "objective.gamma", gamma, gamma is None or gamma > 0, "a number of slots above 0"
+    device_ok = re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device) is not None
+    yield "device", config.device, device_ok, "cpu, cuda, cuda:N or auto"
+    yield "resume", "--overwrite as well", not (config.resume and config.overwrite), "one of --resume and --overwrite"
+
+
+def same_training(a: TrainConfig, b: TrainConfig) -> bool:
+    """True when both configurations compute the same curve, step for step."""
+    free = {name: getattr(a, name) for name in FREE_ON_RESUME}
+    return replace(b, **free) == a
