@@ -1,0 +1,201 @@
+"""How a probe runs somebody's program in its own process: `-- script.py args` or `-- -m package args`.
+
+The program sees what `python script.py args` would show it: `__name__ == "__main__"`, `sys.argv`, and its own folder
+first on `sys.path` (the probe's entries stay behind it). Threads it leaves running are waited for, as Python does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.command_line import UsageProblem, nearest
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program to run: a script's path or a module's name, and its arguments."""
+
+    name: str
+    is_module: bool
+    args: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((*(("-m",) if self.is_module else ()), self.name, *self.args))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the program ended: the exit code Python would have given, and the exception's last line, "" if none."""
+
+    exit_code: int
+    error: str
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+
+def find_target(words: Sequence[str] | None) -> Target:
+    """The program named after `--`; UsageProblem when there is none or it does not exist, with the nearest name."""
+    if not words:
+        raise UsageProblem("expected a program, got none; add -- script.py args or -- -m package args")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UsageProblem("expected a module name after -m, got none")
+        return Target(_existing_module(words[1]), is_module=True, args=tuple(words[2:]))
+    return Target(_existing_script(words[0]), is_module=False, args=tuple(words[1:]))
+
+
+def _existing_script(name: str) -> str:
+    path = Path(name)
+    if path.is_file():
+        return name
+    if path.is_dir():
+        raise UsageProblem(f"expected a script, got the folder {name}; name a .py file in it")
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UsageProblem(f"expected a script, got {name}, which does not exist{nearest(path.name, siblings)}")
+
+
+def _existing_module(name: str) -> str:
+    _import_parents(name)
+    if _spec(name) is None:
+        raise UsageProblem(f"expected a module, got {name}, which cannot be found{nearest(name, _known_modules(name))}")
+    return name
+
+
+def _import_parents(name: str) -> None:
+    parent, _, _ = name.rpartition(".")
+    if parent and _spec(parent) is None:
+        raise UsageProblem(
+            f"expected a module, got {name}: there is no {parent}{nearest(parent, _known_modules(parent))}"
+        )
+
+
+def _spec(name: str) -> object | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None
+
+
+def _known_modules(name: str) -> list[str]:
+    """Names near a misspelt one: siblings in its package, or top-level modules of the path's folders."""
+    parent, _, _ = name.rpartition(".")
+    if parent and _spec(parent) is not None:
+        package = importlib.import_module(parent)
+        return [f"{parent}.{entry.name}" for entry in pkgutil.iter_modules(getattr(package, "__path__", []))]
+    return [entry.name for entry in pkgutil.iter_modules()]
+
+
+@contextmanager
+def program(target: Target) -> Iterator[None]:
+    """Give the process the program's `sys.argv` and `sys.path`, for the process, restored on leaving."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [target.name, *target.args]
+    sys.path.insert(0, str(Path.cwd() if target.is_module else Path(target.name).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+def run(target: Target) -> Outcome:
+    """Run the program to its end, threads included; inside `program(target)`. Its exceptions end as in Python:
+    a traceback on stderr and exit code 1, never an exception of the probe. KeyboardInterrupt passes."""
+    present = set(threading.enumerate())
+    outcome = _outcome_of(lambda: _run_main(target))
+    for thread in set(threading.enumerate()) - present:
+        if not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    return outcome
+
+
+def _run_main(target: Target) -> None:
+    if target.is_module:
+        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target.name, run_name="__main__")
+
+
+def _outcome_of(body: Callable[[], None]) -> Outcome:
+    try:
+        body()
+    except SystemExit as leaving:
+        return _exit_outcome(leaving)
+    except Exception as error:  # noqa: BLE001 - whatever a program dies of is its outcome, not ours
+        traceback.print_exc()
+        return Outcome(1, f"{type(error).__name__}: {error}".splitlines()[0])
+    return Outcome(0, "")
+
+
+def _exit_outcome(leaving: SystemExit) -> Outcome:
+    if leaving.code is None or isinstance(leaving.code, int):
+        return Outcome(leaving.code or 0, "")
+    print(leaving.code, file=sys.stderr)
+    return Outcome(1, str(leaving.code))
+
+
+@dataclass(frozen=True)
+class FoundFunction:
+    """A function named `module:function` or `module:Class.method`, and every place that holds it."""
+
+    spec: str
+    function: Callable[..., Any]
+    places: tuple[tuple[Any, str], ...]
+
+
+def find_function(spec: str) -> FoundFunction:
+    """Import the module and find the function; UsageProblem with the nearest name when it is not there."""
+    module_name, colon, path = spec.partition(":")
+    if not (module_name and colon and path):
+        raise UsageProblem(f"expected module:function, got {spec!r}")
+    if module_name == "__main__":
+        raise UsageProblem(f"expected a function of an importable module, got {spec!r}; move it out of the script")
+    module = importlib.import_module(_existing_module(module_name))
+    holder: Any = module
+    *parents, attribute = path.split(".")
+    for step in (*parents, attribute):
+        if not hasattr(holder, step):
+            offer = nearest(step, vars(holder))
+            raise UsageProblem(f"expected a function, got {spec!r}: {module_name} has no {path}{offer}")
+        found, holder = holder, getattr(holder, step)
+    if not callable(holder) or isinstance(holder, type):
+        raise UsageProblem(f"expected a function, got {spec!r}, which is a {type(holder).__name__}")
+    places = ((found, attribute),) if parents else _module_level_places(holder, (found, attribute))
+    return FoundFunction(spec, holder, places)
+
+
+def _module_level_places(function: object, home: tuple[Any, str]) -> tuple[tuple[Any, str], ...]:
+    """Every module attribute that is this function: `from m import f` made copies of the reference."""
+    places = [home]
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is function and not (module is home[0] and name == home[1]):
+                places.append((module, name))
+    return tuple(places)
+
+
+@contextmanager
+def rebound(found: FoundFunction, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Put a replacement in every place of a function, for the process; restored where it is still ours."""
+    for holder, name in found.places:
+        setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        for holder, name in found.places:
+            if getattr(holder, name, None) is replacement:
+                setattr(holder, name, found.function)
