@@ -48,6 +48,8 @@ class Target:
         self._cache_argument = "cache" if "cache" in inspect.signature(self.backbone.forward).parameters else (
             "past_key_values"
         )
+        # set by session.check_rollback once a recurrent target has shown that its cache can be put back
+        self.rollback_checked = False
         # hooks stay for good and write to the calling thread's own sink: threads may share a target
         self._sink = threading.local()
         for index, layer in enumerate(self._layers):
@@ -91,15 +93,15 @@ class Target:
 
     def forward_cached(
         self, input_ids: Tensor, position_ids: Tensor, cache: Any, layer_ids: Sequence[int]
-    ) -> tuple[Features, Tensor]:
-        """Appends tokens [1, t] to `cache`: their features (hidden [t, L, H], last [t, H]) and positions [1, t]."""
+    ) -> Features:
+        """Appends tokens [1, t] at positions [1, t] to a transformers cache: hidden [t, L, H], last [t, H]."""
         with self._captured(layer_ids) as outputs:
             result = self.backbone(
                 input_ids=input_ids, position_ids=position_ids, use_cache=True, **{self._cache_argument: cache}
             )
         last = result.last_hidden_state[0]
         hidden = torch.stack([outputs[i][0] for i in layer_ids], dim=1) if layer_ids else last[:, None][:, :0]
-        return Features(hidden, last), position_ids
+        return Features(hidden, last)
 
     def logits(self, last: Tensor) -> Tensor:
         """The head's logits [..., V] of `Features.last` [..., H]; no norm is applied here."""
