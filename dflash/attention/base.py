@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 Role = Literal["attention", "layer", "mask", "loss"]
+Scope = Literal["attention", "layer"]
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -24,3 +29,27 @@ class Strategy(Protocol):
     def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
         """Round forward AND backward of one step. `key`: all that dynamo guards on (shapes, dtypes, device, grad mode)."""
         ...
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """What a drafter's attention runs on, and why.
+
+    kernel: flex or sdpa; scope: what is compiled by a compiling strategy; reason: one line for the run's header.
+    """
+
+    strategy: Strategy
+    kernel: Literal["flex", "sdpa"]
+    reason: str
+    scope: Scope = "attention"
+
+    def __str__(self) -> str:
+        return f"strategy {self.strategy.name}, kernel {self.kernel}: {self.reason}"
+
+
+def step_key(*tensors: Tensor, extra: Hashable = None) -> Hashable:
+    """The key of a step: shape, dtype and device of its inputs, grad mode, autocast; `extra`: anything else that varies."""
+    described = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
+    device_types = sorted({t.device.type for t in tensors})
+    autocast = tuple((d, torch.get_autocast_dtype(d)) for d in device_types if torch.is_autocast_enabled(d))
+    return described, torch.is_grad_enabled(), autocast, extra

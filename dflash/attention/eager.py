@@ -1,0 +1,24 @@
+"""Strategy eager: the kernel as it is, uncompiled."""
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+from dflash.attention.base import Fn, Role
+
+
+class Eager:
+    """Right values, nothing compiled. Uncompiled flex traces on every call with grad (races.md, EAGERFLEX): one thread only."""
+
+    name = "eager"
+
+    def compile(self, fn: Fn, *, role: Role) -> Fn:
+        """Returns `fn` itself."""
+        return fn
+
+    def thread_scope(self) -> AbstractContextManager[None]:
+        """Nothing to set."""
+        return nullcontext()
+
+    def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
+        """Nothing to hold."""
+        return nullcontext()

@@ -1,0 +1,122 @@
+"""Strategy locked-compile: cold steps alone in the process, warm steps side by side."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Any, cast
+
+import torch
+
+from dflash.attention.base import Fn, Role
+
+
+class Gate:
+    """A reader-writer lock: one exclusive holder or many shared ones; a waiting exclusive holder stops new shared ones.
+
+    Not re-entrant: a thread that holds it and asks again would wait for itself, which is an AssertionError here.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._shared = 0
+        self._exclusive = False
+        self._waiting = 0
+        self._thread = threading.local()
+
+    def held(self) -> bool:
+        """Whether the calling thread holds the gate."""
+        return getattr(self._thread, "held", False)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Held beside other shared holders."""
+        with self._changed:
+            self._enter()
+            self._changed.wait_for(lambda: not self._exclusive and not self._waiting)
+            self._shared += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._shared -= 1
+                self._leave()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Held alone."""
+        with self._changed:
+            self._enter()
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._exclusive and not self._shared)
+                self._exclusive = True
+            except BaseException:
+                self._thread.held = False  # interrupted while waiting: nothing is held
+                raise
+            finally:
+                self._waiting -= 1
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._exclusive = False
+                self._leave()
+
+    def _enter(self) -> None:
+        assert not self.held(), "this thread already holds the gate"
+        self._thread.held = True
+
+    def _leave(self) -> None:
+        self._thread.held = False
+        self._changed.notify_all()
+
+
+# one a process, because what a compile disturbs is process-wide: drafters with strategies of their own must still exclude
+# each other
+PROCESS_GATE = Gate()
+
+
+class LockedCompile:
+    """Compiles with inductor; the first step of every key (forward and backward) excludes every other step.
+
+    A step is warm once its scope ended without an error. A compiled function called outside any step excludes others
+    for the call only: its backward is then not covered (races.md, DEADLOCK), so a trainer must use `step_scope`.
+    """
+
+    name = "locked-compile"
+
+    def __init__(self, gate: Gate = PROCESS_GATE) -> None:
+        self._gate = gate
+        self._warm: set[Hashable] = set()
+        self.cold_steps = 0
+
+    def compile(self, fn: Fn, *, role: Role) -> Fn:
+        """Returns the compiled function behind the gate."""
+        compiled = torch.compile(fn, dynamic=False)
+        return cast(Fn, self._behind_gate(compiled, fn))
+
+    def _behind_gate(self, compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if self._gate.held() else self._gate.exclusive():
+                return compiled(*args, **kwargs)
+
+        return call
+
+    def thread_scope(self) -> AbstractContextManager[None]:
+        """Nothing is set per thread."""
+        return nullcontext()
+
+    @contextmanager
+    def step_scope(self, key: Hashable) -> Iterator[None]:
+        """Exclusive while `key` is cold, shared afterwards. Holds process-wide state."""
+        if key in self._warm:
+            with self._gate.shared():
+                yield
+            return
+        with self._gate.exclusive():
+            yield
+            self.cold_steps += 1
+            self._warm.add(key)

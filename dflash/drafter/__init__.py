@@ -1,0 +1,1 @@
+"""The drafter: configuration, model, anchors, mask, objectives and metrics; pure tensors, no training, no threads."""
