@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TargetMaker
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -12,6 +11,7 @@ from dflash.decode import accept_greedy, accept_sampled, greedy_generate, specul
 from dflash.errors import ConfigError, DataError, TargetError
 from dflash.session import TargetSession, check_rollback
 from dflash.target import Target
+from tests.conftest import TargetMaker
 
 PROMPT = [5, 77, 130, 41, 200, 9, 61]
 FAMILIES = ["llama", "qwen2", "qwen3", "qwen3-untied", "qwen3-sliding", "qwen3-next", "qwen3.5"]
