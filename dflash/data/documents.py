@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,7 @@ from dflash.errors import DataError
 FORMAT = 1
 # documents a record batch: large enough to be fast, small enough that one batch of long documents fits in memory
 WRITE_BATCH = 512
-DOCUMENTS, USED, META = "documents.arrow", "used_tokens.npy", "meta.json"
+DOCUMENTS, USED, META, PARTIAL = "documents.arrow", "used_tokens.npy", "meta.json", ".partial"
 # int64 offsets do not occur inside one record batch of WRITE_BATCH documents, so plain lists are enough
 FEATURES = Features(
     {
@@ -69,7 +71,7 @@ class StoreMeta:
     documents: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
-    # what became of the conversations: kept, truncated, dropped, ...
+    # what became of the conversations: kept, truncated, dropped, ...; read when the store is finished
     counts: Mapping[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -86,27 +88,30 @@ class DocumentStore:
     def from_documents(cls, documents: Iterable[Document], meta: StoreMeta) -> "DocumentStore":
         """A store in memory. Raises DataError when there is no document."""
         tally = _Tally(meta)
-        batches = [batch for chunk in _chunks(documents) for batch in tally.add(chunk)]
+        batches = [tally.add(chunk) for chunk in _chunks(documents)]
         table = pa.Table.from_batches(batches, schema=FEATURES.arrow_schema)
         return cls(Dataset(table), tally.meta("memory"), tally.used, "memory")
 
     @classmethod
     def write(cls, directory: Path, documents: Iterable[Document], meta: StoreMeta) -> "DocumentStore":
-        """Writes documents as they come into an existing directory and opens it; meta.json is last and atomic.
+        """Writes documents as they come into `directory`, whole or not at all, and opens it.
 
-        A directory without meta.json is not a store, so a killed `write` leaves nothing that `open` would read.
-        Raises DataError when there is no document, OSError when the disk is full.
+        Files appear under their names only when all are written, meta.json last: a directory without it is no store.
+        Whatever goes wrong, what was written is removed again. Raises DataError when there is no document, OSError
+        when the disk is full.
         """
         tally = _Tally(meta)
-        with (
-            pa.OSFile(str(directory / DOCUMENTS), "wb") as sink,
-            pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer,
-        ):
-            for chunk in _chunks(documents):
-                for batch in tally.add(chunk):
-                    writer.write_batch(batch)
-        np.save(directory / USED, np.packbits(tally.used), allow_pickle=False)
-        write_meta(directory, tally.meta(str(directory)))
+        with _partial(directory) as partial:
+            with (
+                pa.OSFile(str(partial / DOCUMENTS), "wb") as sink,
+                pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer,
+            ):
+                for chunk in _chunks(documents):
+                    writer.write_batch(tally.add(chunk))
+            np.save(partial / USED, np.packbits(tally.used), allow_pickle=False)
+            write_meta(partial, tally.meta(str(directory)))
+            for name in (DOCUMENTS, USED, META):
+                (partial / name).replace(directory / name)
         return cls.open(directory)
 
     @classmethod
@@ -191,7 +196,7 @@ class _Tally:
         self._start, self._documents, self._tokens, self._supervised = meta, 0, 0, 0
         self.used = np.zeros(meta.vocab_size, dtype=bool)
 
-    def add(self, chunk: list[Document]) -> Iterator[pa.RecordBatch]:
+    def add(self, chunk: list[Document]) -> pa.RecordBatch:
         lengths = np.array([len(d) for d in chunk], dtype=np.int32)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         ids, mask = (np.concatenate([getattr(d, name) for d in chunk]) for name in ("input_ids", "loss_mask"))
@@ -205,21 +210,40 @@ class _Tally:
             pa.array(lengths),
             pa.array([d.source for d in chunk], pa.string()),
         ]
-        yield pa.record_batch(arrays, schema=FEATURES.arrow_schema)
+        return pa.record_batch(arrays, schema=FEATURES.arrow_schema)
 
     def meta(self, where: str) -> StoreMeta:
         if self._documents == 0:
             raise DataError("at least one document to train on", "none", "see what was dropped and why", where=where)
         return replace(
-            self._start, documents=self._documents, tokens=self._tokens, supervised_tokens=self._supervised
+            self._start,
+            documents=self._documents,
+            tokens=self._tokens,
+            supervised_tokens=self._supervised,
+            counts=dict(self._start.counts),
         )
 
 
 def write_meta(directory: Path, meta: StoreMeta) -> None:
-    """Writes meta.json whole or not at all; from then on the directory is a store."""
-    partial = directory / f"{META}.partial"
-    partial.write_text(json.dumps(asdict(meta), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(directory / META)
+    """Writes meta.json; moved into place last, it makes a directory a store."""
+    (directory / META).write_text(json.dumps(asdict(meta), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _partial(directory: Path) -> Iterator[Path]:
+    """A work directory inside `directory`, gone at the end; on failure so is `directory`, if it was made here."""
+    made = not directory.exists()
+    partial = directory / PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    finished = False
+    try:
+        yield partial
+        finished = True
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if made and not finished:
+            directory.rmdir()
 
 
 def read_meta(directory: Path) -> StoreMeta:
