@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import runpy
 import sys
@@ -174,6 +175,8 @@ def find_function(spec: str) -> FoundFunction:
         found, holder = holder, getattr(holder, step)
     if not callable(holder) or isinstance(holder, type):
         raise UsageProblem(f"expected a function, got {spec!r}, which is a {type(holder).__name__}")
+    if isinstance(inspect.getattr_static(found, attribute), (staticmethod, classmethod, property)):
+        raise UsageProblem(f"expected a plain function or method, got {spec!r}; watch the function that it calls")
     places = ((found, attribute),) if parents else _module_level_places(holder, (found, attribute))
     return FoundFunction(spec, holder, places)
 
@@ -191,11 +194,16 @@ def _module_level_places(function: object, home: tuple[Any, str]) -> tuple[tuple
 @contextmanager
 def rebound(found: FoundFunction, replacement: Callable[..., Any]) -> Iterator[None]:
     """Put a replacement in every place of a function, for the process; restored where it is still ours."""
+    inherited = [name not in vars(holder) for holder, name in found.places]
     for holder, name in found.places:
         setattr(holder, name, replacement)
     try:
         yield
     finally:
-        for holder, name in found.places:
-            if getattr(holder, name, None) is replacement:
+        for (holder, name), was_inherited in zip(found.places, inherited, strict=True):
+            if vars(holder).get(name) is not replacement:
+                continue
+            if was_inherited:
+                delattr(holder, name)
+            else:
                 setattr(holder, name, found.function)

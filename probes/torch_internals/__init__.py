@@ -46,6 +46,11 @@ from probes.torch_internals.fx import (
     set_fx_flag,
     swapped_code,
 )
+from probes.torch_internals.hooks import (
+    observed_fx_checks,
+    observed_higher_order_environments,
+    observed_traces,
+)
 from probes.torch_internals.names import (
     NAMES,
     PrivateName,
@@ -113,6 +118,9 @@ __all__ = [
     "module_call_is_original",
     "module_getattr_is_original",
     "not_at_rest",
+    "observed_fx_checks",
+    "observed_higher_order_environments",
+    "observed_traces",
     "original_module_call",
     "original_module_getattr",
     "pre_dispatch_mode_count",
