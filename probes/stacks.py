@@ -1,0 +1,262 @@
+"""What every thread of a hung or slow process is doing, who owns torch's compile lock, and what that adds up to.
+
+python -m probes.stacks --pid 4242
+python -m probes.stacks --after 30 -- train.py --steps 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from probes import stack_sources
+from probes.stack_reading import Reading, read_thread
+from probes.stack_sources import Dump, StackError, Thread
+
+FINDINGS = ("engine deadlock", "lock cycle", "stuck queue", "long compile")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One conclusion: its kind (one of FINDINGS, or "none"), a sentence, and the threads it names."""
+
+    kind: str
+    text: str
+    threads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StacksResult:
+    """Everything one observation of a process says."""
+
+    pid: int
+    source: str
+    note: str
+    threads: tuple[Reading, ...]
+    lock_owner: str | None
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def finding(self) -> bool:
+        """True when a verdict names a fault or a compile that lasted the whole window."""
+        return any(verdict.kind in FINDINGS for verdict in self.verdicts)
+
+
+def analyse(dumps: Sequence[Dump]) -> StacksResult:
+    """Judge two or more dumps of one process, oldest first: only what held in all of them counts as stuck."""
+    assert dumps, "analyse needs at least one dump"
+    last = dumps[-1]
+    readings = tuple(read_thread(thread) for thread in last.threads)
+    stuck = _unchanged(dumps)
+    owner = last.lock_owner or next((r.thread.label for r in readings if "compile_lock" in r.holds), None)
+    verdicts = [
+        *_engine_deadlocks(readings, stuck),
+        *_lock_cycles(readings, stuck),
+    ]
+    if not verdicts:
+        verdicts = [*_stuck_queues(readings, stuck), *_long_compiles(dumps)]
+    return StacksResult(
+        pid=last.pid,
+        source=last.source,
+        note=last.note,
+        threads=readings,
+        lock_owner=owner,
+        verdicts=tuple(verdicts) or (Verdict("none", "no deadlock, stuck queue or long compile seen"),),
+    )
+
+
+def _unchanged(dumps: Sequence[Dump]) -> frozenset[int]:
+    """Ids of the threads whose Python frames are the same in every dump."""
+    seen: dict[int, set[tuple[object, ...]]] = {}
+    for dump in dumps:
+        for thread in dump.threads:
+            seen.setdefault(thread.ident, set()).add(thread.frames)
+    return frozenset(ident for ident, variants in seen.items() if len(variants) == 1)
+
+
+def _engine_deadlocks(readings: Sequence[Reading], stuck: frozenset[int]) -> list[Verdict]:
+    """The owner of compile_lock waits for autograd while a thread inside autograd waits for compile_lock."""
+    owners = [r for r in readings if "compile_lock" in r.holds and r.waits == "autograd engine"]
+    blocked = [r for r in readings if r.waits == "compile_lock" and r.in_engine]
+    return [
+        Verdict(
+            "engine deadlock",
+            f"{owner.thread.label} holds compile_lock and waits for the autograd engine, whose thread "
+            f"{engine.thread.label} compiles a lazy backward and waits for compile_lock",
+            (owner.thread.label, engine.thread.label),
+        )
+        for owner in owners
+        for engine in blocked
+        if {owner.thread.ident, engine.thread.ident} <= stuck
+    ]
+
+
+def _lock_cycles(readings: Sequence[Reading], stuck: frozenset[int]) -> list[Verdict]:
+    """Threads that each hold the lock the next one waits for. Locks are told apart by name, not identity."""
+    frozen = [r for r in readings if r.thread.ident in stuck and r.waits in {h for o in readings for h in o.holds}]
+    verdicts = []
+    for start in frozen:
+        chain = [start]
+        while True:
+            owner = next((r for r in frozen if chain[-1].waits in r.holds and r is not chain[-1]), None)
+            if owner is None or (owner in chain and owner is not start):
+                break
+            if owner is start:
+                if start is min(chain, key=lambda r: r.thread.ident):
+                    verdicts.append(_cycle_verdict(chain))
+                break
+            chain.append(owner)
+    return verdicts
+
+
+def _cycle_verdict(chain: Sequence[Reading]) -> Verdict:
+    steps = "; ".join(f"{r.thread.label} holds {', '.join(r.holds)} and waits for {r.waits}" for r in chain)
+    return Verdict("lock cycle", steps, tuple(r.thread.label for r in chain))
+
+
+def _stuck_queues(readings: Sequence[Reading], stuck: frozenset[int]) -> list[Verdict]:
+    """Some thread waits on a queue and no thread is left that could still serve it."""
+    busy = [r for r in readings if r.activity != "idle pool worker"]
+    queued = [r for r in busy if r.waits == "queue"]
+    if not queued or any(r.waits is None or r.thread.ident not in stuck for r in busy):
+        return []
+    names = tuple(r.thread.label for r in queued)
+    where = "; ".join(f"{r.thread.label} at {r.where}" for r in queued)
+    return [Verdict("stuck queue", f"every thread waits and {len(queued)} of them on a queue: {where}", names)]
+
+
+def _long_compiles(dumps: Sequence[Dump]) -> list[Verdict]:
+    """A thread that is inside the same compile in every dump."""
+    compiling: dict[int, set[str | None]] = {}
+    labels: dict[int, str] = {}
+    for dump in dumps:
+        for reading in map(read_thread, dump.threads):
+            labels[reading.thread.ident] = reading.thread.label
+            compiling.setdefault(reading.thread.ident, set()).add(reading.compile_of)
+    return [
+        Verdict("long compile", f"{labels[ident]} compiles {next(iter(names))} in all {len(dumps)} dumps "
+                "and nothing blocks it: wait, or see probes.compile_trace", (labels[ident],))
+        for ident, names in compiling.items()
+        if len(names) == 1 and None not in names and len(dumps) > 1
+    ]  # fmt: skip
+
+
+def inspect(pid: int, *, window_s: float = 1.0, native: bool = False) -> StacksResult:
+    """Observe a live Python process for `window_s` seconds with py-spy; raises StackError when that cannot be done."""
+    return analyse(stack_sources.sample(lambda: stack_sources.py_spy_dump(pid, native=native), window_s=window_s))
+
+
+class watch:
+    """Context manager: judge this process's own threads if the block lasts longer than `after_s` seconds.
+
+    Per process; reads only. Entering the same object twice raises RuntimeError. `result` is None when the block
+    ended in time. Uses sys._current_frames, so a thread that never releases the GIL hides itself and the others.
+    """
+
+    def __init__(self, after_s: float, *, window_s: float = 1.0) -> None:
+        self.after_s = after_s
+        self.window_s = window_s
+        self.result: StacksResult | None = None
+        self._leaving = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> watch:
+        if self._thread is not None:
+            raise RuntimeError("stacks.watch entered twice: make one watch per block")
+        self._thread = threading.Thread(target=self._observe, name="probes.stacks", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._thread is not None
+        self._leaving.set()
+        self._thread.join()
+
+    def _observe(self) -> None:
+        if self._leaving.wait(self.after_s):
+            return
+        dumps = stack_sources.sample(stack_sources.own_dump, window_s=self.window_s, pause=self._leaving.wait)
+        self.result = analyse(dumps)
+
+
+def render(result: StacksResult, console: Console) -> None:
+    """Print one table of threads, the lock's owner and the verdicts."""
+    note = f" ({result.note})" if result.note else ""
+    table = Table(title=f"pid {result.pid}, read with {result.source}{note}")
+    for column in ("thread", "doing", "holds", "waits for", "where"):
+        table.add_column(column, overflow="fold")
+    for r in result.threads:
+        table.add_row(r.thread.label, r.activity, ", ".join(r.holds), r.waits or "", r.where)
+    console.print(table)
+    console.print(f"compile_lock owner: {result.lock_owner or 'nobody seen holding it'}", highlight=False)
+    for verdict in result.verdicts:
+        console.print(f"verdict: {verdict.kind}: {verdict.text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m probes.stacks",
+        description="Classify every thread of a Python process and say whether it is deadlocked.",
+        epilog="example: python -m probes.stacks --after 30 -- train.py --steps 10",
+    )
+    parser.add_argument("--pid", type=int, help="a live Python process")
+    parser.add_argument("--after", type=stack_sources.seconds, help="with -- script.py: look after this long, e.g. 30s")
+    parser.add_argument("--window", type=stack_sources.seconds, default=1.0, help="time between the dumps (default 1s)")
+    parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _observe_target(options: argparse.Namespace, target: list[str]) -> StacksResult | int:
+    """Result for the process the options name; the exit status of a script that ended before it was looked at."""
+    if options.pid is not None:
+        return inspect(options.pid, window_s=options.window, native=options.native)
+    with stack_sources.started_script(target) as child:
+        if not child.still_running_after(options.after):
+            assert child.exit_status is not None
+            return child.exit_status
+        dumps = stack_sources.sample(lambda: child.dump(native=options.native), window_s=options.window)
+        result = analyse(dumps)
+        if not result.finding:
+            child.wait()
+        return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns 0 clean, 1 finding, 2 usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    target: list[str] = []
+    if "--" in arguments:
+        split = arguments.index("--")
+        arguments, target = arguments[:split], arguments[split + 1 :]
+    options = _parser().parse_args(arguments)
+    if (options.pid is None) == (not target) or (target and options.after is None):
+        print("expected --pid N, or --after SECONDS -- script.py [args]; see --help", file=sys.stderr)
+        return 2
+    try:
+        result = _observe_target(options, target)
+    except StackError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if isinstance(result, int):
+        print(f"the script ended within {options.after:g} s with exit status {result}: nothing hangs")
+        return 0
+    if options.json:
+        print(json.dumps(dataclasses.asdict(result) | {"finding": result.finding}, indent=2))
+    else:
+        render(result, Console(width=160 if not sys.stdout.isatty() else None))
+    return 1 if result.finding else 0
+
+
+__all__ = ["Dump", "Reading", "StacksResult", "Thread", "Verdict", "analyse", "inspect", "main", "watch"]
+
+if __name__ == "__main__":
+    raise SystemExit(main())
