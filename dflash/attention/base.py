@@ -10,6 +10,7 @@ from torch import Tensor
 
 Role = Literal["attention", "layer", "mask", "loss"]
 Scope = Literal["attention", "layer"]
+MaskForm = Literal["blocks", "dense", "tiles"]
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -27,7 +28,7 @@ class Strategy(Protocol):
         ...
 
     def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
-        """Round forward AND backward of one step. `key`: all that dynamo guards on (shapes, dtypes, device, grad mode)."""
+        """Round forward AND backward of one step; `key`: all that dynamo guards on (shapes, dtypes, device, grad)."""
         ...
 
 
@@ -35,20 +36,22 @@ class Strategy(Protocol):
 class AttentionBackend:
     """What a drafter's attention runs on, and why.
 
-    kernel: flex or sdpa; scope: what is compiled by a compiling strategy; reason: one line for the run's header.
+    kernel: flex or sdpa; mask: a BlockMask for flex, for sdpa dense or (CPU, uncompiled) in tiles; reason: one line for
+    the run's header; scope: what a compiling strategy compiles.
     """
 
     strategy: Strategy
     kernel: Literal["flex", "sdpa"]
+    mask: MaskForm
     reason: str
     scope: Scope = "attention"
 
     def __str__(self) -> str:
-        return f"strategy {self.strategy.name}, kernel {self.kernel}: {self.reason}"
+        return f"strategy {self.strategy.name}, kernel {self.kernel} (mask: {self.mask}): {self.reason}"
 
 
 def step_key(*tensors: Tensor, extra: Hashable = None) -> Hashable:
-    """The key of a step: shape, dtype and device of its inputs, grad mode, autocast; `extra`: anything else that varies."""
+    """The key of a step: shape, dtype and device of its inputs, grad mode, autocast; `extra`: what else varies."""
     described = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
     device_types = sorted({t.device.type for t in tensors})
     autocast = tuple((d, torch.get_autocast_dtype(d)) for d in device_types if torch.is_autocast_enabled(d))

@@ -7,7 +7,7 @@ from dflash.attention.base import Fn, Role
 
 
 class Eager:
-    """Right values, nothing compiled. Uncompiled flex traces on every call with grad (races.md, EAGERFLEX): one thread only."""
+    """Right values, nothing compiled. Uncompiled flex with grad traces on every call, so select.py allows one thread."""
 
     name = "eager"
 

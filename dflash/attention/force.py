@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
 
@@ -14,7 +15,7 @@ FLAG = "force_compile_during_fx_trace"
 
 
 class ForceCompile:
-    """Keeps the compiled kernel while another thread traces; leaves patches, RNG and DEADLOCK open (races.md, section 4)."""
+    """Keeps the compiled kernel while another thread traces; leaves module patches, RNG and the deadlock open."""
 
     name = "force-compile"
 
@@ -24,8 +25,7 @@ class ForceCompile:
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function."""
-        compiled: Fn = torch.compile(fn, dynamic=False)
-        return compiled
+        return cast(Fn, torch.compile(fn, dynamic=False))
 
     def thread_scope(self) -> AbstractContextManager[None]:
         """Sets the flag for this thread (torch >= 2.12), or for the process while any thread is inside (2.11)."""
@@ -37,7 +37,7 @@ class ForceCompile:
 
 
 class _Holders:
-    """Counts threads inside `forced`: in torch 2.11 the flag is one for the process, and the last one out restores it."""
+    """Counts threads inside `forced`: in torch 2.11 the flag is one for the process; the last one out restores it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from dflash.attention.base import MaskForm
+from dflash.attention.tiles import tiled_kernel
+
 # query [B, heads, Q, D], key and value [B, kv_heads, S, D], mask, scale -> [B, heads, Q, D]
 Kernel = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
 
@@ -25,4 +28,5 @@ def flex_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: flo
     return out
 
 
-KERNELS: dict[str, Kernel] = {"flex": flex_kernel, "sdpa": sdpa_kernel}
+# by the form of the mask (AttentionBackend.mask)
+KERNELS: dict[MaskForm, Kernel] = {"blocks": flex_kernel, "dense": sdpa_kernel, "tiles": tiled_kernel}

@@ -73,8 +73,7 @@ class Gate:
         self._changed.notify_all()
 
 
-# one a process, because what a compile disturbs is process-wide: drafters with strategies of their own must still exclude
-# each other
+# one a process, because what a compile disturbs is process-wide: strategies of several drafters exclude each other
 PROCESS_GATE = Gate()
 
 
@@ -82,7 +81,7 @@ class LockedCompile:
     """Compiles with inductor; the first step of every key (forward and backward) excludes every other step.
 
     A step is warm once its scope ended without an error. A compiled function called outside any step excludes others
-    for the call only: its backward is then not covered (races.md, DEADLOCK), so a trainer must use `step_scope`.
+    for the call only: its backward is then not covered and may deadlock, so a trainer must use `step_scope`.
     """
 
     name = "locked-compile"

@@ -1,4 +1,4 @@
-"""Strategy sdpa: the dense-mask kernel, uncompiled; touches no tracing or compiling state, so threads cannot race on it."""
+"""Strategy sdpa: the dense-mask kernel, uncompiled; touches no tracing or compiling state, so nothing can race."""
 
 from dflash.attention.eager import Eager
 

@@ -6,7 +6,7 @@ from typing import Literal, cast
 
 import torch
 
-from dflash.attention.base import AttentionBackend, Scope, Strategy
+from dflash.attention.base import AttentionBackend, MaskForm, Scope, Strategy
 from dflash.attention.eager import Eager
 from dflash.attention.force import ForceCompile
 from dflash.attention.locked import LockedCompile
@@ -41,7 +41,8 @@ def choose(
     kernel_name, kernel_reason = _kernel(kernel, strategy_name, device)
     _can_run(strategy_name, kernel_name, device, threads, trains)
     reason = f"{strategy_reason}; {kernel_reason}"
-    return AttentionBackend(STRATEGIES[strategy_name](), kernel_name, reason, scope)
+    mask = _mask_form(strategy_name, kernel_name, device)
+    return AttentionBackend(STRATEGIES[strategy_name](), kernel_name, mask, reason, scope)
 
 
 def _known(name: str, names: list[str], option: str) -> None:
@@ -68,6 +69,13 @@ def _kernel(name: str, strategy: str, device: torch.device) -> tuple[Literal["fl
     if device.type == "cuda":
         return "flex", "auto on cuda: block-sparse"
     return "sdpa", f"auto on {device.type}: flex has no backward here, so a dense mask"
+
+
+def _mask_form(strategy: str, kernel: str, device: torch.device) -> MaskForm:
+    """Tiles have widths of their own in every step: only where nothing is compiled and reading spans costs no sync."""
+    if kernel == "flex":
+        return "blocks"
+    return "tiles" if device.type == "cpu" and strategy in ("eager", "sdpa") else "dense"
 
 
 def _can_run(strategy: str, kernel: str, device: torch.device, threads: int, trains: bool) -> None:

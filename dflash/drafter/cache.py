@@ -13,7 +13,7 @@ class DraftCache:
         self._values: list[Tensor | None] = [None] * layers
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Writes `layer`'s keys and values of the new positions after the first `length`; `advance` makes them count."""
+        """Writes keys and values of the new positions after the first `length`; `advance` makes them count."""
         self._keys[layer] = self._write(self._keys[layer], key)
         self._values[layer] = self._write(self._values[layer], value)
 

@@ -54,7 +54,9 @@ def _rope_parameters(text: Any) -> dict[str, Any]:
         rope = rope[FULL]
     if not rope or rope.get("rope_theta") is None:
         raise TargetError(
-            "rope_parameters with rope_theta in the target's config", repr(rope), "the drafter shares the target's positions"
+            "rope_parameters with rope_theta in the target's config",
+            repr(rope),
+            "the drafter shares the target's positions",
         )
     kept: dict[str, Any] = copy.deepcopy(dict(rope))
     kept.setdefault("rope_type", "default")

@@ -63,7 +63,9 @@ class Attention(nn.Module):
         value = self._heads(self.v_proj(x)).transpose(1, 2)
         return rotate(key, rotation), value
 
-    def forward(self, h: Tensor, context: tuple[Tensor, Tensor], rotation: Rotation, mask: Any, attend: Attend) -> Tensor:
+    def forward(
+        self, h: Tensor, context: tuple[Tensor, Tensor], rotation: Rotation, mask: Any, attend: Attend
+    ) -> Tensor:
         """h [B, Q, H], context keys and values [B, kv_heads, T, D] -> [B, Q, H]."""
         query = rotate(self.q_norm(self._heads(self.q_proj(h))).transpose(1, 2), rotation)
         own_key, own_value = self.keys_values(h, rotation)
@@ -73,7 +75,7 @@ class Attention(nn.Module):
         return self.o_proj(out.flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
+        return x.view(*x.shape[:-1], -1, self.head_dim)
 
 
 class MLP(nn.Module):
@@ -100,12 +102,16 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def over_keys(self, x: Tensor, context: tuple[Tensor, Tensor], rotation: Rotation, mask: Any, attend: Attend) -> Tensor:
+    def over_keys(
+        self, x: Tensor, context: tuple[Tensor, Tensor], rotation: Rotation, mask: Any, attend: Attend
+    ) -> Tensor:
         """x [B, Q, H] over context keys and values already computed (decoding)."""
         x = x + self.self_attn(self.input_layernorm(x), context, rotation, mask, attend)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, ctx: Tensor, rotations: tuple[Rotation, Rotation], mask: Any, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, ctx: Tensor, rotations: tuple[Rotation, Rotation], mask: Any, attend: Attend
+    ) -> Tensor:
         """x [B, Q, H], ctx [B, T, H], rotations of context and block -> [B, Q, H] (training)."""
         context = self.self_attn.keys_values(ctx, rotations[0])
         return self.over_keys(x, context, rotations[1], mask, attend)

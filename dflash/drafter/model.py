@@ -14,14 +14,16 @@ from dflash.attention.base import AttentionBackend
 from dflash.attention.kernels import KERNELS, sdpa_kernel
 from dflash.attention.select import choose
 from dflash.drafter.anchors import Anchors, draw_anchors
+from dflash.drafter.block_mask import block_mask
 from dflash.drafter.blocks import Blocks, PlainRows, Rows, cut_blocks, document_ids_from_lengths
 from dflash.drafter.cache import DraftCache, decode_mask
 from dflash.drafter.config import SLIDING
 from dflash.drafter.layers import Attention, Layer, RMSNorm
-from dflash.drafter.mask import Layout, dense_mask, spans
+from dflash.drafter.mask import Layout, dense_mask, document_starts, spans
 from dflash.drafter.metrics import Metrics, count
 from dflash.drafter.objectives import OBJECTIVES, Objective, Targets, slot_decay
 from dflash.drafter.rope import Rope
+from dflash.drafter.tile_mask import tile_mask
 from dflash.errors import ConfigError, TargetError
 from dflash.features import Features
 
@@ -29,10 +31,10 @@ from dflash.features import Features
 def flex_attention_forward(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None
 ) -> tuple[Tensor, None]:
-    """The one call every drafter layer makes: query [B, heads, Q, D], key, value [B, kv_heads, S, D] -> [B, Q, heads, D].
+    """The one call of every layer: query [B, heads, Q, D], key, value [B, kv_heads, S, D] -> [B, Q, heads, D].
 
-    Looked up in this module at each call, so replacing `dflash.drafter.model.flex_attention_forward` reaches every layer.
-    A training mask (4-D or BlockMask, fixed shape) runs the kernel as compiled; a decoding mask (2-D or none) grows with
+    Looked up in this module at each call: replacing `dflash.drafter.model.flex_attention_forward` reaches every layer.
+    A training mask (4-D, tiles or BlockMask) runs the kernel as compiled; a decoding mask (2-D or none) grows with
     each step and runs plain SDPA, or every step would recompile.
     """
     training = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
@@ -52,8 +54,9 @@ class Terms(NamedTuple):
 class DFlashDrafter(nn.Module):
     """Block-diffusion drafter (arXiv 2602.06036); parameters carry the z-lab checkpoint's names.
 
-    Trainable: fc, hidden_norm, layers, norm. Master weights keep the dtype they are built in (float32); bfloat16 compute
-    is torch.autocast round the forward. `embed_tokens` and `lm_head` [V, H] are the target's, frozen, not in state_dict.
+    Trainable: fc, hidden_norm, layers, norm. Master weights keep the dtype they are built in (float32); bfloat16
+    compute is torch.autocast round the forward. `embed_tokens` and `lm_head` [V, H] are the target's, frozen, not in
+    state_dict.
     """
 
     embed_tokens: Tensor | None
@@ -74,7 +77,9 @@ class DFlashDrafter(nn.Module):
         self.block_size, self.max_anchors = block_size, max_anchors
         self.mask_token_id = _checked_mask_token(mask_token_id, config)
         _check_shape(self, config)
-        with torch.device("meta"):  # built without values: nn.Linear's own initialisation would draw from the global RNG
+        with torch.device(
+            "meta"
+        ):  # built without values: nn.Linear's own initialisation would draw from the global RNG
             self.fc = nn.Linear(len(self.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
             self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
@@ -103,11 +108,13 @@ class DFlashDrafter(nn.Module):
                 weight.copy_(drawn.normal_(0.0, self.config.initializer_range, generator=generator))
 
     def bind_target(self, embedding: Tensor, head: Tensor | None = None) -> None:
-        """Takes the target's embedding and head [V, H], frozen; head none: tied to the embedding. Errors: TargetError."""
+        """Takes the target's embedding and head [V, H], frozen; head none: tied. Errors: TargetError."""
         expected = (self.config.vocab_size, self.config.hidden_size)
         for name, weight in (("embedding", embedding), ("head", embedding if head is None else head)):
             if tuple(weight.shape) != expected:
-                raise TargetError(f"a target {name} of {expected}", str(tuple(weight.shape)), "check the drafter's config")
+                raise TargetError(
+                    f"a target {name} of {expected}", str(tuple(weight.shape)), "check the drafter's config"
+                )
         self.embed_tokens = embedding.detach()
         # one tensor when tied: two buffers would become two copies in `.to(device)`
         self.lm_head = None if head is None or head is embedding else head.detach()
@@ -116,7 +123,7 @@ class DFlashDrafter(nn.Module):
     def use_attention(self, backend: AttentionBackend) -> None:
         """Builds attention for `backend`, once: the kernel is compiled for all layers, or each layer as a whole."""
         self.backend = backend
-        kernel = KERNELS[backend.kernel]
+        kernel = KERNELS[backend.mask]
         whole_layer = backend.scope == "layer"
         attend = kernel if whole_layer else backend.strategy.compile(kernel, role="attention")
         for layer in self._decoder_layers():
@@ -153,9 +160,9 @@ class DFlashDrafter(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One micro-batch -> (mean weighted loss, metrics); the signature of the case (background.md).
 
-        all_hidden_states [B, T, L, H], verifier_last_hidden [B, T, H], input_ids [B, T], loss_mask [B, T] bool, lengths of
-        the row's documents [n] or [B, n], position_ids [B, T] (none: from 0 in each document), gamma in slots, anchors
-        none: drawn with seed 0, epoch 0 and the row's index. Normalised over this micro-batch only: see `terms`.
+        all_hidden_states [B, T, L, H], verifier_last_hidden [B, T, H], input_ids [B, T], loss_mask [B, T] bool,
+        lengths of the row's documents [n] or [B, n], position_ids [B, T] (none: from 0 in each document), gamma in
+        slots, anchors none: drawn with seed 0, epoch 0. Normalised over this micro-batch only: see `terms`.
         """
         document_ids = document_ids_from_lengths(lengths, input_ids)
         if position_ids is None:
@@ -228,9 +235,12 @@ class DFlashDrafter(nn.Module):
 
     def _masks(self, anchors: Anchors, document_ids: Tensor, backend: AttentionBackend) -> dict[Layout, Any]:
         """One mask a distinct layout."""
-        return {
-            layout: dense_mask(spans(anchors, document_ids, self.block_size, layout)) for layout in set(self._layouts)
-        }
+        seen = {layout: spans(anchors, document_ids, self.block_size, layout) for layout in set(self._layouts)}
+        if backend.mask == "blocks":
+            return {layout: block_mask(s) for layout, s in seen.items()}
+        if backend.mask == "tiles":
+            return {layout: tile_mask(s, self.block_size) for layout, s in seen.items()}
+        return {layout: dense_mask(s) for layout, s in seen.items()}
 
     def _own_anchors(self, rows: Rows) -> Anchors:
         B = rows.input_ids.shape[0]
@@ -312,8 +322,6 @@ def _choke_point(
 
 def _positions(document_ids: Tensor) -> Tensor:
     """Positions counted from 0 in each document [B, T]."""
-    from dflash.drafter.mask import document_starts
-
     index = torch.arange(document_ids.shape[1], device=document_ids.device)
     return index - document_starts(document_ids)
 
@@ -324,7 +332,9 @@ def _checked_mask_token(mask_token_id: int | None, config: Qwen3Config) -> int:
     if not 0 <= mask_token_id < config.vocab_size:
         raise ConfigError(f"a mask_token_id in 0..{config.vocab_size - 1}", str(mask_token_id), "choose one inside")
     if mask_token_id == config.pad_token_id:
-        raise ConfigError("a mask_token_id that is not the pad token", str(mask_token_id), "choose another unused token")
+        raise ConfigError(
+            "a mask_token_id that is not the pad token", str(mask_token_id), "choose another unused token"
+        )
     return mask_token_id
 
 
@@ -335,4 +345,6 @@ def _check_shape(drafter: DFlashDrafter, config: Qwen3Config) -> None:
     n_target = getattr(config, "num_target_layers", None)
     wrong = [i for i in drafter.target_layer_ids if i < 0 or (n_target is not None and i >= n_target)]
     if wrong or not drafter.target_layer_ids:
-        raise ConfigError(f"target layer ids in 0..{(n_target or 0) - 1}", str(drafter.target_layer_ids), "change layer_ids")
+        raise ConfigError(
+            f"target layer ids in 0..{(n_target or 0) - 1}", str(drafter.target_layer_ids), "change layer_ids"
+        )

@@ -15,8 +15,8 @@ from dflash.errors import ConfigError
 class Targets:
     """What slots 1..K-1 of every block are compared with.
 
-    labels [B, N, K-1] int64  the data's tokens      valid [B, N, K-1] bool  supervised, in the document, block not padded
-    decay  [K-1] float32      exp(-(k-1) / gamma)    teacher [B, N, K-1, V]  the target's logits, only when asked for
+    labels [B, N, K-1] int64  the data's tokens      valid [B, N, K-1] bool  supervised, in the document, not padding
+    decay  [K-1] float32      exp(-(k-1) / gamma)    teacher [B, N, K-1, V]  the target's logits, when asked for
     """
 
     labels: Tensor
@@ -73,8 +73,8 @@ class KLDivergence:
 class DPace:
     """Cross entropy weighted by each slot's share in the expected accepted length (arXiv 2605.18810, eqs. 7 to 9).
 
-    Confidence q = p(label), smoothed to (1 - alpha) q + alpha; the weight of slot j is the sum over m >= j of the product
-    of the smoothed confidences of slots 1..m; detached. A slot that is not valid ends its block's prefix.
+    Confidence q = p(label), smoothed to (1 - alpha) q + alpha; the weight of slot j is the sum over m >= j of the
+    product of the smoothed confidences of slots 1..m; detached. A slot that is not valid ends its block's prefix.
     """
 
     name = "dpace"
