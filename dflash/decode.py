@@ -20,9 +20,20 @@ from dflash.target import Target
 class Drafter(Protocol):
     """What decoding needs of a drafter; DFlashDrafter has it."""
 
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: list[int]
+    @property
+    def block_size(self) -> int:
+        """Tokens a block, K."""
+        ...
+
+    @property
+    def mask_token_id(self) -> int:
+        """The token of unknown slots."""
+        ...
+
+    @property
+    def target_layer_ids(self) -> Sequence[int]:
+        """The target layers whose outputs `draft` is given."""
+        ...
 
     def new_cache(self) -> Any:
         """An empty cache for one sequence."""
