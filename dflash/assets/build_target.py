@@ -1,8 +1,8 @@
 """Rebuilds the embedded target from the standard library of the Python that runs it.
 
-    python -m dflash.assets.build_target corpus BUILD            # here or anywhere: the standard library -> corpus.jsonl
-    python -m dflash.assets.build_target train BUILD             # minutes on a GPU, hours on a CPU
-    python -m dflash.assets.build_target answers BUILD           # the prompts, answered by the trained target
+    python -m dflash.assets.build_target corpus BUILD     # the standard library -> corpus.jsonl
+    python -m dflash.assets.build_target train BUILD      # minutes on a GPU, hours on a CPU
+    python -m dflash.assets.build_target answers BUILD    # the prompts, answered by the trained target
 
 BUILD then holds `target/` (model, tokenizer, template), `train.jsonl`, `heldout.jsonl` and `target/training.json`.
 """
@@ -32,7 +32,8 @@ PAD, END, MASK = 0, 2, 3
 TEMPLATE = (
     "{%- for message in messages %}"
     "{%- if message['role'] == 'assistant' %}"
-    "{{- '<|im_start|>assistant\n' }}{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}"
+    "{{- '<|im_start|>assistant\n' }}"
+    "{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}"
     "{%- else %}{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
@@ -92,7 +93,8 @@ def configuration() -> Qwen3Config:
     return Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=192, intermediate_size=448, num_hidden_layers=8, num_attention_heads=6,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
-        pad_token_id=PAD, eos_token_id=END, bos_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        pad_token_id=PAD, eos_token_id=END, bos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
 
 
@@ -148,7 +150,8 @@ def train(build: Path, epochs: int, seed: int, lr: float, batch_tokens: int) -> 
         "parameters": sum(p.numel() for p in model.parameters()), "training_conversations": len(rows),
         "training_tokens": sum(map(len, rows)), "epochs": epochs, "seed": seed, "lr": lr, "batch_tokens": batch_tokens,
         "seconds": round(seconds, 1), "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__, "python_of_corpus": json.loads((build / "corpus.json").read_text())["python"], "heldout_conversations": len(heldout_rows),
+        "torch": torch.__version__, "python_of_corpus": json.loads((build / "corpus.json").read_text())["python"],
+        "heldout_conversations": len(heldout_rows),
         "heldout_perplexity": round(perplexity(model.float(), heldout_rows), 4),
         "train_perplexity": round(perplexity(model, rows[:4000]), 4),
     }  # fmt: skip
@@ -164,15 +167,13 @@ def fit(model: Qwen3ForCausalLM, rows: list[list[int]], epochs: int, lr: float, 
     plain = [p for p in model.parameters() if p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / 200) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, s / steps))))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, steps))
     step = 0
     for epoch in range(epochs):
         for ids in batches(rows, batch_tokens, generator):
             with torch.autocast(model.device.type, torch.bfloat16):
                 loss = loss_of(model, ids.to(model.device))
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
@@ -180,6 +181,12 @@ def fit(model: Qwen3ForCausalLM, rows: list[list[int]], epochs: int, lr: float, 
             if step % 200 == 0:
                 print(f"epoch {epoch} step {step}/{steps} loss {loss.item():.4f}", flush=True)
             step += 1
+
+
+def lr_factor(step: int, steps: int) -> float:
+    """Warm-up over 200 steps, then a cosine down to 2 % of the peak."""
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+    return min(1.0, (step + 1) / 200) * (0.02 + 0.98 * cosine)
 
 
 def write_answers(build: Path, per_kind: int, heldout_per_kind: int) -> None:

@@ -142,7 +142,8 @@ def write_test(function: Function) -> str:
     lines += [f"    def test_{function.name.strip('_')}(self):"]
     lines += [f"        {p.name} = {p.default or 'None'}" for p in given]
     lines += [f"        result = {function.name}({', '.join(p.name for p in given)})"]
-    lines += ["        self.assertIsNotNone(result)", "", "", 'if __name__ == "__main__":', "    unittest.main()", "```"]
+    lines += ["        self.assertIsNotNone(result)", "", ""]
+    lines += ['if __name__ == "__main__":', "    unittest.main()", "```"]
     return "\n".join(lines)
 
 
@@ -156,7 +157,8 @@ def document_arguments(function: Function) -> str:
     lines = ["Args:"]
     for p in function.parameters:
         what = f"{p.annotation}, " if p.annotation else ""
-        lines.append(f"    {p.name}: {what}{'required' if is_required(p) else 'defaults to ' + (p.default or 'empty')}.")
+        rest = "required" if is_required(p) else f"defaults to {p.default or 'empty'}"
+        lines.append(f"    {p.name}: {what}{rest}.")
     return "\n".join([*lines, "", "Returns:", f"    {function.returns or 'The result of ' + function.name}."])
 
 
