@@ -7,7 +7,7 @@ from dflash.attention.base import Fn, Role
 
 
 class Eager:
-    """Right values, nothing compiled. Uncompiled flex with grad traces on every call, so select.py allows one thread."""
+    """Right values, nothing compiled. Uncompiled flex with grad traces on every call, one thread only."""
 
     name = "eager"
 
