@@ -88,18 +88,19 @@ def _parse(kind: type[Options], default: Any, arguments: Sequence[str], prog: st
     return options
 
 
-def option_names(kind: type[Any], prefix: str = "") -> list[str]:
-    """Every option of a dataclass as written on the command line, without the dashes in front."""
+def option_names(kind: type[Any], prefix: str = "", *, negations: bool = True) -> list[str]:
+    """Every option of a dataclass as written on the command line, without dashes in front; --no-... ones on request."""
     names: list[str] = []
     for item in fields(kind):
         inner = getattr(item.type, "__origin__", item.type)
         name = item.name.replace("_", "-")
         if is_dataclass(inner):
             assert isinstance(inner, type)
-            names += option_names(inner, prefix if inner is TrainConfig else f"{prefix}{name}.")
+            deeper = prefix if inner is TrainConfig else f"{prefix}{name}."
+            names += option_names(inner, deeper, negations=negations)
             continue
         names.append(prefix + name)
-        if item.type is bool:
+        if item.type is bool and negations:
             names.append(f"{prefix}no-{name}")
     return names
 
@@ -203,7 +204,7 @@ def read_saved(path: Path) -> TrainConfig:
 
 def _from_tree(tree: dict[str, Any], start: TrainConfig, where: str) -> TrainConfig:
     """A file is a command line in other words: the same parser checks both."""
-    known = {name: None for name in option_names(TrainConfig) if not re.search(r"(^|\.)no-", name)}
+    known = dict.fromkeys(option_names(TrainConfig, negations=False))
     arguments: list[str] = []
     for name, value in _leaves(tree):
         if name not in known:

@@ -63,6 +63,10 @@ class DataOptions:
     pack: bool = True
     # a conversation longer than row_tokens: cut, leave out, or stop
     overlong: Literal["truncate", "drop", "error"] = "truncate"
+    # a conversation in which the assistant never speaks: stop, or leave out
+    no_assistant: Literal["error", "drop"] = "error"
+    # where the loss mask comes from: the chat template's generation blocks, or the prompt rendered before each answer
+    mask_from: Literal["template", "prefix"] = "template"
     # target features: computed each step, computed once and kept, or read from a store
     features: Literal["online", "cache", "offline"] = "online"
     # directory of the feature store; none: <output>/features

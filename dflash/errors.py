@@ -43,6 +43,10 @@ class StrategyError(UserError):
     """An attention strategy or kernel that is unknown, or that cannot run as asked."""
 
 
+class Diverged(DflashError):
+    """The run cannot go on: losses or gradients stay not finite, or no batch has anything to train on. Exit code 1."""
+
+
 class Stopped(DflashError):
     """A signal asked for a stop; the checkpoint is written. `exit_code` is 128 + the signal's number."""
 

@@ -12,6 +12,8 @@ from rich.table import Table
 
 # seconds between plain lines: a log file of a long run stays readable
 PLAIN_INTERVAL_S = 5.0
+# columns of what is written to a file
+PLAIN_WIDTH = 200
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class RunLog:
 
     def __init__(self, console: Console | None = None, *, plain_interval_s: float = PLAIN_INTERVAL_S) -> None:
         """Prints to `console`, by default standard output."""
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        # a file has no width to fold at
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        self.console = console or Console(file=sys.stdout, highlight=False, width=width)
         self._interval_s = plain_interval_s
         self._last_line_s = float("-inf")
         self._progress: Progress | None = None

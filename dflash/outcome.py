@@ -1,0 +1,101 @@
+"""The two ends of a run: the header that says what runs and why, and the closing evaluation, export and table."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from dflash import checkpoint
+from dflash.config import TrainConfig
+from dflash.data.rows import batches_per_epoch
+from dflash.evaluate import Evaluation, evaluate
+from dflash.log import RunLog
+from dflash.parts import Parts
+from dflash.progress import load_weights
+from dflash.run_directory import RunDirectory, replace_text
+from dflash.signals import EvaluationAbandoned
+
+
+def header(config: TrainConfig, parts: Parts) -> dict[str, str]:
+    """What a run prints first."""
+    target, drafter, store = parts.target, parts.drafter, parts.store
+    size = sum(parameter.numel() for parameter in parts.parameters.values())
+    per_epoch = batches_per_epoch(store, config.data, config.seed, 0)
+    counts = ", ".join(f"{name} {count}" for name, count in store.meta.counts.items() if count)
+    return {
+        "target": f"{config.target.path}: {target.n_layers} layers of {target.hidden_size}, vocabulary "
+        f"{target.vocab_size}, {config.target.dtype}, {millions(sum(p.numel() for p in target.model.parameters()))}",
+        "drafter": f"{millions(size)} in {config.drafter.layers} layers, blocks of {drafter.block_size}, up to "
+        f"{drafter.max_anchors} a row, target layers {list(drafter.target_layer_ids)}, mask {drafter.mask_token_id}",
+        "attention": str(parts.attention),
+        "data": f"{len(store)} documents ({counts}), {store.meta.tokens} tokens, {store.meta.supervised_tokens} "
+        f"supervised, {per_epoch} batches an epoch; {len(parts.prompts)} held-out prompts",
+        "devices": f"{parts.device}, {config.dtype} arithmetic, {torch.get_num_threads()} threads",
+        "torch": f"{torch.__version__}, seed {config.seed}",
+        "output": str(config.output),
+    }
+
+
+def millions(count: int) -> str:
+    """A number of parameters, readable."""
+    return f"{count / 1e6:.2f} M parameters"
+
+
+def finish(
+    config: TrainConfig, parts: Parts, run: RunDirectory, log: RunLog, guard: Callable[[int, int], None]
+) -> None:
+    """Takes the best checkpoint, measures it on every held-out prompt, exports it, reads the export back."""
+    best = best_checkpoint(run)
+    load_weights(parts, checkpoint.load(checkpoint.step_directory(run.checkpoints, best)).weights, str(run.path))
+    log.line(f"measuring step {best} on {len(parts.prompts)} held-out prompts, against plain greedy decoding")
+    try:
+        measured = evaluate(parts.target, parts.drafter, parts.prompts, config.eval.max_new_tokens, guard)
+    except EvaluationAbandoned:
+        return  # the checkpoint of the last step is there: --resume comes straight back here
+    difference = export(config, parts, run)
+    body = {"step": best, **asdict(measured), "export_max_abs_difference": difference}
+    replace_text(run.evaluation, json.dumps(body, indent=1) + "\n")
+    rows = [["best checkpoint", f"step {best}"], *evaluation_rows(measured)]
+    rows += [["export", str(run.export)], ["re-loaded export", f"logits differ by at most {difference:.3g}"]]
+    log.table("held-out result", [], rows)
+
+
+def best_checkpoint(run: RunDirectory) -> int:
+    """Step of the best checkpoint, as the newest one knows it."""
+    newest = checkpoint.newest(run.checkpoints)
+    state = checkpoint.read_state(newest)
+    best: int | None = state["state"]["progress"]["best_step"]
+    return state["step"] if best is None else best
+
+
+def evaluation_rows(measured: Evaluation) -> list[list[str]]:
+    """An evaluation as rows of a table."""
+    rows = [
+        ["tau", f"{measured.tau:.3f} tokens a block, the target's own one included"],
+        ["acceptance by slot", " ".join(f"{share:.2f}" for share in measured.conditional_acceptance)],
+        ["tokens a target forward", f"{measured.tokens_per_target_forward:.3f}"],
+    ]
+    if measured.speedup is not None:
+        rows.append(["speed-up", f"{measured.speedup:.2f}x over plain greedy decoding, measured side by side"])
+    if measured.identical is not None:
+        rows.append(["same as greedy", f"{measured.identical} of {measured.prompts} prompts, token for token"])
+    return rows
+
+
+def export(config: TrainConfig, parts: Parts, run: RunDirectory) -> float:
+    """Writes the drafter in z-lab's format, reads it back, and returns the largest difference of their logits."""
+    from dflash.export.zlab import read_zlab, write_zlab
+
+    write_zlab(parts.drafter, parts.target, run.export)
+    again = read_zlab(run.export).to(parts.device)
+    again.bind_target(parts.target.embedding, parts.target.head)
+    prompt = torch.tensor(parts.prompts[0], device=parts.device)
+    features = parts.target.features(prompt, parts.drafter.target_layer_ids)
+    block = torch.full((1, parts.drafter.block_size), parts.drafter.mask_token_id, device=parts.device)
+    block[0, 0] = prompt[-1]
+    ours, theirs = (
+        drafter.draft(drafter.new_cache(), features.hidden[None, :-1], block, len(prompt) - 1)
+        for drafter in (parts.drafter, again)
+    )
+    return float((ours - theirs).abs().max())

@@ -1,0 +1,153 @@
+"""The parts of a run, built from its configuration: target, data, drafter, attention, optimizer."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dflash.assets import EMBEDDED, embedded_path
+from dflash.attention.base import AttentionBackend
+from dflash.attention.select import choose
+from dflash.config import DataOptions, TargetOptions, TrainConfig
+from dflash.data.chat import read_conversations
+from dflash.data.documents import DocumentStore, is_store
+from dflash.data.prompts import heldout_prompts
+from dflash.data.template import Encoder, template_sha256, vocabulary_sha256
+from dflash.drafter.config import create_drafter_config
+from dflash.drafter.model import DFlashDrafter
+from dflash.drafter.objectives import OBJECTIVES, Objective
+from dflash.errors import ConfigError, DataError
+from dflash.features import FeatureSource, FeatureStore
+from dflash.optim import build_optimizer
+from dflash.run_directory import RunDirectory
+from dflash.target import Target, check_layer_ids, choose_layer_ids, resolve_mask_token
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that the loop works with."""
+
+    target: Target
+    store: DocumentStore
+    # token ids of the held-out prompts
+    prompts: list[list[int]]
+    drafter: DFlashDrafter
+    # the drafter's float32 masters by name
+    parameters: dict[str, nn.Parameter]
+    attention: AttentionBackend
+    objective: Objective
+    optimizer: torch.optim.AdamW
+    # dtype of the drafter's arithmetic
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the drafter is."""
+        return self.target.device
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Autocast round a forward when the arithmetic is not float32; per thread."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+
+def build(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Parts:
+    """Loads and checks everything; writes nothing. Errors: TargetError, DataError, ConfigError, StrategyError."""
+    device = resolve_device(config.device)
+    attention = choose(config.attn_strategy, config.attn_kernel, device, scope=config.compile_scope)
+    target = load_target(config.target, device)
+    drafter = build_drafter(config, target).to(device)
+    drafter.use_attention(attention)
+    drafter.checkpoint_layers = config.checkpoint_layers
+    store = training_store(config.data, target, progress)
+    store.check_mask_token(drafter.mask_token_id)
+    prompts = heldout_prompts(config.data.heldout, target.tokenizer)
+    if not prompts:
+        raise DataError("at least one held-out prompt", "none", "see --data.heldout", where=config.data.heldout)
+    parameters = dict(drafter.named_parameters())
+    return Parts(
+        target=target,
+        store=store,
+        prompts=prompts,
+        drafter=drafter,
+        parameters=parameters,
+        attention=attention,
+        objective=OBJECTIVES[config.objective.name](),
+        optimizer=build_optimizer(parameters, config.optim),
+        dtype=DTYPES[config.dtype],
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device an option names; auto: cuda when there is one. ConfigError when this machine does not have it."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(f"one of this machine's {count} CUDA devices", name, "use --device cpu", where="--device")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def load_target(options: TargetOptions, device: torch.device) -> Target:
+    """The target an option names, frozen, on `device`."""
+    path = embedded_path("target") if options.path == EMBEDDED else Path(options.path)
+    return Target.load(path, DTYPES[options.dtype], device, options.trust_remote_code)
+
+
+def build_drafter(config: TrainConfig, target: Target) -> DFlashDrafter:
+    """A drafter of the configured shape, its weights drawn from the seed, bound to the target's embedding and head."""
+    options = config.drafter
+    chosen = options.layer_ids or choose_layer_ids(target.n_layers, options.features or options.layers)
+    mask_token_id = resolve_mask_token(target.tokenizer, target.config, options.mask_token_id)
+    drafter_config = create_drafter_config(
+        target.config, options.layers, options.sliding_window, options.sliding_causal_block
+    )
+    layer_ids = check_layer_ids(chosen, target.n_layers)
+    drafter = DFlashDrafter(drafter_config, layer_ids, options.block_size, options.max_anchors, mask_token_id)
+    drafter.reset_parameters(torch.Generator().manual_seed(config.seed))
+    drafter.bind_target(target.embedding, target.head)
+    if options.init == "target":
+        from dflash.drafter.initial import init_from_target
+
+        init_from_target(drafter, target.model)
+    return drafter
+
+
+def training_store(
+    options: DataOptions, target: Target, progress: Callable[[int, int], None] | None = None
+) -> DocumentStore:
+    """Opens a prepared store, or tokenises conversations into one in memory."""
+    source = embedded_path("train.jsonl") if options.train == EMBEDDED else Path(options.train)
+    if is_store(source):
+        store = DocumentStore.open(source)
+        store.check_vocabulary(vocabulary_sha256(target.tokenizer), template_sha256(target.tokenizer))
+        return store
+    encoder = Encoder(
+        target.tokenizer,
+        options.row_tokens,
+        options.overlong,
+        no_assistant=options.no_assistant,
+        mask_from=options.mask_from,
+    )
+    documents = list(encoder.encode_all(read_conversations(source), progress))
+    if not documents:
+        raise DataError("at least one conversation to train on", "none", f"see {encoder.counts}", where=str(source))
+    return DocumentStore.from_documents(documents, encoder.meta())
+
+
+def open_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> FeatureSource:
+    """Where the target's features come from; with `cache` the store is made in the run directory or where asked."""
+    layer_ids = parts.drafter.target_layer_ids
+    mode = config.data.features
+    store = None
+    if mode != "online":
+        directory = config.data.feature_store or run.features
+        store = FeatureStore(directory, parts.target.fingerprint, list(layer_ids), parts.target.dtype)
+    return FeatureSource(parts.target, store, mode, list(layer_ids))

@@ -1,0 +1,97 @@
+"""One optimizer step: features -> anchors -> forward and backward in the strategy's scope -> clip -> AdamW."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash.attention.base import step_key
+from dflash.config import TrainConfig
+from dflash.data.rows import Batch
+from dflash.drafter.anchors import Anchors, draw_anchors
+from dflash.drafter.blocks import PlainRows
+from dflash.drafter.metrics import Metrics
+from dflash.features import Features, FeatureSource
+from dflash.optim import finish_gradients, learning_rate, set_learning_rate
+from dflash.parts import Parts
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did; `metrics` is none when no micro-batch had a valid anchor."""
+
+    metrics: Metrics | None
+    # context tokens, padding not counted
+    tokens: int
+    # micro-batches without a valid anchor
+    empty: int
+    # gradient norm before clipping
+    grad_norm: float
+    learning_rate: float
+    # false: the loss or the gradient was not finite, or there was nothing to train on; the weights are as before
+    applied: bool
+    seconds: float
+
+
+class Stepper:
+    """Runs optimizer steps; the same code trains and is measured by `dflash bench step`."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, source: FeatureSource, total_steps: int) -> None:
+        """`source`: where the target's features come from."""
+        self.config, self.parts, self.source, self.total_steps = config, parts, source, total_steps
+
+    def step(self, number: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Optimizer step `number` (from 0) over the micro-batches; one division by the whole step's sum(w)."""
+        start = time.perf_counter()
+        parts, empty = self.parts, 0
+        metrics: Metrics | None = None
+        parts.optimizer.zero_grad(set_to_none=True)
+        for batch in micro_batches:
+            anchors = self.anchors(batch)
+            if not anchors.valid.any():
+                empty += 1
+                continue
+            features = self.source.rows(batch)
+            counted = self.forward_backward(batch, features, anchors)
+            metrics = counted if metrics is None else metrics + counted
+        rate = learning_rate(number, self.total_steps, self.config.optim)
+        grad_norm = 0.0 if metrics is None else self._finish(metrics)
+        applied = metrics is not None and math.isfinite(grad_norm) and math.isfinite(float(metrics.loss))
+        if applied:
+            set_learning_rate(parts.optimizer, rate)
+            parts.optimizer.step()
+        tokens = sum(int((batch.document_ids >= 0).sum()) for batch in micro_batches)
+        return StepResult(metrics, tokens, empty, grad_norm, rate, applied, time.perf_counter() - start)
+
+    def anchors(self, batch: Batch) -> Anchors:
+        """Where this batch's blocks start: a function of the seed, the epoch and each document, nothing else."""
+        drafter = self.parts.drafter
+        return draw_anchors(
+            batch.loss_mask,
+            batch.document_ids,
+            batch.doc_ids,
+            block_size=drafter.block_size,
+            max_anchors=drafter.max_anchors,
+            seed=self.config.seed,
+            epoch=batch.epoch,
+        )
+
+    def forward_backward(self, batch: Batch, features: Features, anchors: Anchors) -> Metrics:
+        """Adds the gradient of this micro-batch's sum(w * l); the strategy's scope covers forward and backward."""
+        parts, device = self.parts, self.parts.device
+        rows = PlainRows(
+            batch.input_ids.to(device),
+            batch.loss_mask.to(device),
+            batch.position_ids.to(device),
+            batch.document_ids.to(device),
+        )
+        with parts.attention.strategy.step_scope(step_key(rows.input_ids, features.hidden, extra=parts.dtype)):
+            with parts.arithmetic():
+                terms = parts.drafter.terms(
+                    rows, features, anchors.to(device), parts.objective, self.config.objective.gamma
+                )
+            terms.loss_sum.backward()  # type: ignore[no-untyped-call]
+        return terms.metrics
+
+    def _finish(self, metrics: Metrics) -> float:
+        return finish_gradients(self.parts.parameters.values(), float(metrics.weight_sum), self.config.optim.clip)

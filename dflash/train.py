@@ -1,0 +1,211 @@
+"""`dflash train`: builds the parts, then the loop: batches -> step -> evaluation and checkpoint when due -> the end."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+
+from dflash import checkpoint, run_directory
+from dflash.config import TrainConfig
+from dflash.data.rows import Batch, batches, batches_per_epoch
+from dflash.errors import Diverged, Stopped
+from dflash.evaluate import evaluate
+from dflash.log import RunLog, StepLine
+from dflash.metrics_file import MetricsFile, cut_after
+from dflash.outcome import finish, header
+from dflash.parts import Parts, build, open_features
+from dflash.progress import Progress, pack, seeded, unpack
+from dflash.run_directory import RunDirectory
+from dflash.signals import EvaluationAbandoned, StopRequest, stop_on_signals
+from dflash.step import Stepper, StepResult
+
+# steps in a row without a single valid anchor, after which the data cannot be right
+MAX_EMPTY_STEPS = 100
+
+
+def train(config: TrainConfig, log: RunLog | None = None) -> int:
+    """Runs or resumes a training; returns 0. Every failure is a DflashError; Stopped carries 128 + the signal."""
+    log = log or RunLog()
+    run = run_directory.check(config)
+    with stop_on_signals() as stop, seeded(config.seed):
+        parts = build(config)
+        log.header(header(config, parts))
+        run_directory.create(run, config)
+        training = Training(config, parts, run, log, stop)
+        if config.resume:
+            training.restore()
+        training.loop()
+        finish(config, parts, run, log, training.guard)
+        training.stop_if_asked()
+    return 0
+
+
+class Training:
+    """The state of one run and THE loop."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, run: RunDirectory, log: RunLog, stop: StopRequest) -> None:
+        """Counts the steps of the run; starts at step 0."""
+        self.config, self.parts, self.run, self.log, self.stop = config, parts, run, log, stop
+        self.progress = Progress()
+        self.total_steps = total_steps(config, parts)
+        self.stepper = Stepper(config, parts, open_features(config, parts, run), self.total_steps)
+
+    def restore(self) -> None:
+        """Goes back to the newest checkpoint; what was logged after it is dropped."""
+        newest = checkpoint.newest(self.run.checkpoints)
+        self.progress = unpack(checkpoint.load(newest), self.parts, str(newest))
+        cut_after(self.run.metrics, self.progress.step)
+        self.log.line(f"resumed at step {self.progress.step} from {newest}")
+
+    def loop(self) -> None:
+        """Trains to the last step; evaluates, saves and stops where it should."""
+        progress = self.progress
+        with (
+            self.log.live(self.total_steps, progress.step),
+            MetricsFile(self.run.metrics) as self.metrics,
+            self.parts.attention.strategy.thread_scope(),
+        ):
+            self.catch_up()
+            for micro_batches in self.step_batches():
+                result = self.stepper.step(progress.step, micro_batches)
+                self.account(result, micro_batches[-1])
+                self.evaluate_and_save()
+
+    def step_batches(self) -> Iterator[list[Batch]]:
+        """The micro-batches of each step that is still to do, from the position in `progress`."""
+        start = (self.progress.epoch, self.progress.index)
+        stream = batches(self.parts.store, self.config.data, self.config.seed, start)
+        while self.progress.step < self.total_steps:
+            yield list(islice(stream, self.config.optim.accumulate))
+
+    def account(self, result: StepResult, last: Batch) -> None:
+        """Moves on by one step: position, counters, the step's line. Diverged when it cannot go on."""
+        progress = self.progress
+        progress.step += 1
+        progress.epoch, progress.index = last.epoch, last.index + 1
+        progress.tokens += result.tokens
+        progress.empty_batches += result.empty
+        if result.metrics is None:
+            self.skip_empty()
+        elif not result.applied:
+            self.skip_nonfinite(result)
+        else:
+            progress.nonfinite_in_a_row = progress.empty_in_a_row = 0
+            line = step_line(progress, result)
+            self.metrics.write("step", progress.step, {k: v for k, v in asdict(line).items() if k != "step"})
+            self.log.step(line)
+
+    def skip_empty(self) -> None:
+        """Nothing in this step could be trained on."""
+        self.progress.empty_in_a_row += 1
+        self.metrics.write("skip", self.progress.step, {"reason": "no valid anchor"})
+        if self.progress.empty_in_a_row >= MAX_EMPTY_STEPS:
+            size = self.parts.drafter.block_size
+            raise Diverged(
+                f"{MAX_EMPTY_STEPS} steps in a row had no answer of {size} tokens or more to draw a block from; "
+                "lower --drafter.block-size or train on longer answers"
+            )
+
+    def skip_nonfinite(self, result: StepResult) -> None:
+        """The weights stay as they were; a few such steps are survived, many in a row are not."""
+        progress, limit = self.progress, self.config.optim.max_nonfinite
+        progress.nonfinite += 1
+        progress.nonfinite_in_a_row += 1
+        assert result.metrics is not None
+        loss = float(result.metrics.loss)
+        self.metrics.write("skip", progress.step, {"reason": "not finite", "loss": repr(loss)})
+        if progress.nonfinite_in_a_row >= limit:
+            raise Diverged(
+                f"step {progress.step}: loss {loss} or its gradient was not finite {limit} times in a row; "
+                f"lower --optim.lr (now {self.config.optim.lr}) and go on with --resume"
+            )
+
+    def catch_up(self) -> None:
+        """An evaluation that a stop cut short, and a stop that came while the parts were built."""
+        pending = self.progress.step > 0 and self.progress.evaluated_step != self.progress.step
+        if self.stop or (pending and self.is_due(self.config.eval.every)):
+            self.evaluate_and_save()
+
+    def evaluate_and_save(self) -> None:
+        """Whatever is due at this step; a stop that was asked for saves first, then raises Stopped."""
+        improved = self.evaluate() if self.is_due(self.config.eval.every) and not self.stop else False
+        if improved or self.is_due(self.config.save_every) or self.stop:
+            self.save()
+        self.stop_if_asked()
+
+    def is_due(self, every: int) -> bool:
+        """At every multiple of `every` steps (0: never) and at the last step."""
+        step = self.progress.step
+        return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def evaluate(self) -> bool:
+        """Speculative decoding on some held-out prompts; true when tau is the best so far."""
+        progress, options = self.progress, self.config.eval
+        if progress.evaluated_step == progress.step:
+            return False
+        prompts = self.parts.prompts[: options.prompts]
+        try:
+            measured = evaluate(
+                self.parts.target, self.parts.drafter, prompts, options.max_new_tokens, self.guard, baseline=False
+            )
+        except EvaluationAbandoned:
+            return False
+        progress.evaluated_step = progress.step
+        # of equals the later one is kept: it has seen more
+        better = progress.best_tau is None or measured.tau >= progress.best_tau
+        if better:
+            progress.best_tau, progress.best_step = measured.tau, progress.step
+        self.metrics.write("eval", progress.step, {**asdict(measured), "best": better})
+        mark = "  (best)" if better else ""
+        self.log.line(f"step {progress.step}  held-out tau {measured.tau:.3f} over {len(prompts)} prompts{mark}")
+        return better
+
+    def guard(self, done: int, total: int) -> None:
+        """Called within long evaluations: shows how far they are, and ends them when a stop was asked for."""
+        self.log.part("evaluate", done, total)
+        if self.stop:
+            raise EvaluationAbandoned
+
+    def save(self) -> None:
+        """A checkpoint of this step, unless it is there already."""
+        progress = self.progress
+        self.log.stage("save")
+        self.metrics.sync()
+        checkpoint.save(self.run.checkpoints, progress.step, pack(self.config, self.parts, progress))
+        checkpoint.prune(self.run.checkpoints, self.config.keep, progress.best_step)
+
+    def stop_if_asked(self) -> None:
+        """Raises Stopped with the line that says how to go on."""
+        if self.stop.signal_number is not None:
+            message = (
+                f"stopped by a signal at step {self.progress.step} of {self.total_steps}; "
+                f"go on with: dflash train --resume --output {self.run.path}"
+            )
+            raise Stopped(message, self.stop.signal_number)
+
+
+def total_steps(config: TrainConfig, parts: Parts) -> int:
+    """Optimizer steps of the run: as asked, or as many as the epochs' micro-batches give."""
+    if config.steps is not None:
+        return config.steps
+    epochs = range(config.optim.epochs)
+    count = sum(batches_per_epoch(parts.store, config.data, config.seed, epoch) for epoch in epochs)
+    return -(-count // config.optim.accumulate)
+
+
+def step_line(progress: Progress, result: StepResult) -> StepLine:
+    """What is shown and logged of one step."""
+    metrics = result.metrics
+    assert metrics is not None
+    return StepLine(
+        step=progress.step,
+        epoch=progress.epoch,
+        loss=float(metrics.loss),
+        accuracy=float(metrics.accuracy),
+        tau=float(metrics.tau),
+        learning_rate=result.learning_rate,
+        grad_norm=result.grad_norm,
+        anchors=int(metrics.blocks),
+        tokens=result.tokens,
+        step_ms=result.seconds * 1e3,
+        tok_s=result.tokens / result.seconds,
+    )
