@@ -75,7 +75,7 @@ class Attention(nn.Module):
         return self.o_proj(out.flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
 
 
 class MLP(nn.Module):
