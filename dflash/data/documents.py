@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
 
-from dflash.errors import DataError
+from dflash.errors import DataError, OutputError
 
 FORMAT = 1
 # documents a record batch: large enough to be fast, small enough that one batch of long documents fits in memory
@@ -97,8 +97,8 @@ class DocumentStore:
         """Writes documents as they come into `directory`, whole or not at all, and opens it.
 
         Files appear under their names only when all are written, meta.json last: a directory without it is no store.
-        Whatever goes wrong, what was written is removed again. Raises DataError when there is no document, OSError
-        when the disk is full.
+        Whatever goes wrong, what was written is removed again. Raises DataError when there is no document, OutputError
+        when the directory cannot be written or the disk is full.
         """
         tally = _Tally(meta)
         with _partial(directory) as partial:
@@ -110,6 +110,8 @@ class DocumentStore:
                     writer.write_batch(tally.add(chunk))
             np.save(partial / USED, np.packbits(tally.used), allow_pickle=False)
             write_meta(partial, tally.meta(str(directory)))
+            # an older store stops being one before its parts change
+            (directory / META).unlink(missing_ok=True)
             for name in (DOCUMENTS, USED, META):
                 (partial / name).replace(directory / name)
         return cls.open(directory)
@@ -232,17 +234,19 @@ def write_meta(directory: Path, meta: StoreMeta) -> None:
 @contextmanager
 def _partial(directory: Path) -> Iterator[Path]:
     """A work directory inside `directory`, gone at the end; on failure so is `directory`, if it was made here."""
-    made = not directory.exists()
+    made, finished = not directory.exists(), False
     partial = directory / PARTIAL
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    finished = False
     try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         yield partial
         finished = True
+    except OSError as error:
+        got, remedy = str(error.strerror or error), "free some space, or choose another directory"
+        raise OutputError("a directory that takes the store", got, remedy, where=str(directory)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if made and not finished:
+        if made and not finished and directory.is_dir():
             directory.rmdir()
 
 

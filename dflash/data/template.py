@@ -106,7 +106,7 @@ class Encoder:
         """Documents of those conversations that are kept, ids from the number kept so far. progress(done, total)."""
         iterator, done = iter(conversations), 0
         while chunk := list(islice(iterator, ENCODE_BATCH)):
-            spoken = [c for c in chunk if self._speaks(c)]
+            spoken = [c for c in chunk if self.speaks(c)]
             for conversation, encoded in zip(spoken, self._tokenise(spoken), strict=True):
                 if (document := self._document(conversation, *encoded)) is not None:
                     yield document
@@ -118,13 +118,14 @@ class Encoder:
         """Tokens and mask of a whole conversation, neither cut nor counted: what a preview shows."""
         return self._render([conversation])[0]
 
-    def _speaks(self, conversation: Conversation) -> bool:
+    def speaks(self, conversation: Conversation) -> bool:
+        """Whether the assistant has a turn. Raises DataError when it must have one; counts those left out."""
         if conversation.first_answer is not None:
             return True
         if self.options.no_assistant == "error":
             roles = ", ".join(m["role"] for m in conversation.messages[:4])
             raise DataError(
-                "an assistant's turn", f"only {roles}", "delete the row, or pass --no-assistant drop",
+                "an assistant's turn", f"only {roles}", "delete the row, or choose no-assistant drop",
                 where=conversation.source,
             )
         self.counts.no_assistant += 1
@@ -271,7 +272,7 @@ def _no_generation_blocks(where: str) -> DataError:
     return DataError(
         "a chat template that marks the assistant's words with {% generation %} ... {% endgeneration %}",
         "one without these blocks",
-        "put them round what the assistant says in chat_template.jinja, or pass --mask-from prefix",
+        "put them round what the assistant says in chat_template.jinja, or choose mask-from prefix",
         where=where,
     )
 
