@@ -216,7 +216,9 @@ class _Tally:
 
     def meta(self, where: str) -> StoreMeta:
         if self._documents == 0:
-            raise DataError("at least one document to train on", "none", "see what was dropped and why", where=where)
+            left_out = ", ".join(f"{n} {name}" for name, n in self._start.counts.items() if n) or "none"
+            remedy = "raise row_tokens, or give conversations with answers"
+            raise DataError("at least one document to train on", left_out, remedy, where=where)
         return replace(
             self._start,
             documents=self._documents,

@@ -171,15 +171,19 @@ class Encoder:
         ]
 
     def _compare_prompts(self, conversations: list[Conversation], encoded: list[Encoded]) -> None:
-        """Counts documents that do not start, unsupervised, with the prompt that inference would see."""
+        """Counts documents that do not start with the prompt inference would see; a supervised prompt is an error.
+
+        transformers (5.24) places a generation block inside a macro or a set block wrongly, without a word.
+        """
         asked = [(c, e) for c, e in zip(conversations, encoded, strict=True) if c.first_answer]
         if not asked:
             return
         prompts = prompt_ids(self.tokenizer, [c for c, _ in asked])
-        for prompt, (_, (ids, mask)) in zip(prompts, asked, strict=True):
-            head = len(prompt)
-            if len(ids) < head or not np.array_equal(ids[:head], prompt) or mask[:head].any():
+        for prompt, (conversation, (ids, mask)) in zip(prompts, asked, strict=True):
+            if not np.array_equal(ids[: len(prompt)], prompt):
                 self.counts.other_prompt += 1
+            elif mask[: len(prompt)].any():
+                raise _supervised_prompt(conversation.source)
 
     def _document(
         self, conversation: Conversation, ids: NDArray[np.int32], mask: NDArray[np.bool_]
@@ -274,6 +278,15 @@ def _no_generation_blocks(where: str) -> DataError:
         "one without these blocks",
         "put them round what the assistant says in chat_template.jinja, or choose mask-from prefix",
         where=where,
+    )
+
+
+def _supervised_prompt(source: str) -> DataError:
+    return DataError(
+        "a chat template whose generation blocks begin after the generation prompt",
+        "one that marks tokens of the prompt",
+        "put them round the answer alone, outside macro and set blocks, or choose mask-from prefix",
+        where=source,
     )
 
 
