@@ -1,0 +1,1 @@
+"""Exports: the drafter in the formats other tools load, and back; `zlab` and `speculators`."""
