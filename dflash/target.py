@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -67,9 +68,12 @@ class Target:
         try:
             with _no_progress_bar():
                 tokenizer = AutoTokenizer.from_pretrained(directory, **options)
-                model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, use_safetensors=True, **options)
-        except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+                )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise _load_error(directory, error) from error
+        _check_complete(report, directory)
         return cls(model.to(device), tokenizer, directory, fingerprint(directory))
 
     @property
@@ -188,6 +192,15 @@ def _check_directory(directory: Path, trust_remote_code: bool) -> None:
     needs_code = "auto_map" in fields and fields.get("model_type") not in CONFIG_MAPPING
     if needs_code and not trust_remote_code:
         raise _needs_remote_code(where)
+
+
+def _check_complete(report: dict[str, Any], directory: Path) -> None:
+    """transformers only warns of weights it had to make up."""
+    missing = sorted(report.get("missing_keys", ())) + sorted(str(x) for x in report.get("mismatched_keys", ()))
+    if missing:
+        raise TargetError(
+            "every weight of the model", f"no {missing[0]}", "download the model again", where=str(directory)
+        )
 
 
 def _needs_remote_code(where: str) -> TargetError:
