@@ -124,7 +124,7 @@ class DocumentStore:
         try:
             dataset = Dataset.from_file(str(directory / DOCUMENTS))
             used = np.unpackbits(np.load(directory / USED, allow_pickle=False), count=meta.vocab_size).astype(bool)
-        except (OSError, ValueError, pa.ArrowInvalid) as error:
+        except (OSError, ValueError, EOFError, pa.ArrowInvalid) as error:
             raise _broken(directory, f"one that cannot be read ({_first_line(error)})") from error
         if len(dataset) != meta.documents:
             raise _broken(directory, f"{len(dataset)} of {meta.documents} documents")
