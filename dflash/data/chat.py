@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,8 @@ def read_conversations(path: Path | str, limit: int | None = None) -> Iterator[C
 
     Raises DataError naming file and row for the first one that is not a conversation.
     """
-    for number, (source, row) in enumerate(read_rows(path, COLUMNS)):
-        if number == limit:
-            return
+    # islice does not look at the row after the last one
+    for source, row in islice(read_rows(path, COLUMNS), limit):
         yield _conversation(row, source)
 
 

@@ -122,6 +122,10 @@ def test_a_limit_stops_before_a_bad_row_is_reached(write_rows: WriteRows) -> Non
     assert len(list(read_conversations(path, limit=2))) == 2
     with pytest.raises(DataError):
         list(read_conversations(path, limit=3))
+    path.write_text(path.read_text().replace("{\"text\"", "{bad"))
+    assert len(list(read_conversations(path, limit=2))) == 2
+    with pytest.raises(DataError):
+        list(read_conversations(path, limit=3))
 
 
 def test_a_dataset_keeps_arguments_of_different_calls_apart(write_rows: WriteRows) -> None:
