@@ -114,12 +114,15 @@ def _export(words: list[str]) -> int:
 
 def _prepare(words: list[str]) -> int:
     from dflash.command_line import parse_required
-    from dflash.config import PrepareConfig
+    from dflash.data.options import PrepareOptions
 
-    config = parse_required(PrepareConfig, words, prog="dflash prepare", description=PREPARE_HELP)
-    from dflash.verbs import prepare
+    options = parse_required(PrepareOptions, words, prog="dflash prepare", description=PREPARE_HELP)
+    from rich.console import Console
 
-    return prepare(config)
+    from dflash.data.prepare import run_prepare
+
+    run_prepare(options, Console(highlight=False))
+    return 0
 
 
 def _bench(words: list[str]) -> int:
@@ -180,10 +183,13 @@ examples:
 """
 
 PREPARE_HELP = """\
-Conversations into a tokenised store; with --preview the loss mask is shown in colour instead.
+Conversations into a tokenised store; the loss mask shown in colour, the answers said anew by the target.
+
+Reads JSONL (plain or gzip), Parquet and saved datasets, in the shapes messages, conversations, prompt + completion,
+and instruction + input + output. Without --output nothing is written.
 
 examples:
   dflash prepare --data chats.jsonl --output store --target models/Qwen3-4B
   dflash prepare --data chats.jsonl --preview 3
-  dflash prepare --data chats.jsonl --output answers.jsonl --regenerate
+  dflash prepare --data chats.jsonl --output store --target models/Qwen3-4B --regenerate
 """
