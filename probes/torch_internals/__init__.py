@@ -64,6 +64,7 @@ from probes.torch_internals.names import (
     site,
     torch_release,
 )
+from probes.torch_internals.redirect import redirected
 from probes.torch_internals.snapshot import (
     AT_REST,
     RANDOM_FIELDS,
@@ -74,6 +75,7 @@ from probes.torch_internals.snapshot import (
     not_at_rest,
     snapshot,
 )
+from probes.torch_internals.thread_state import stash, stashed
 
 __all__ = [
     "AT_REST",
@@ -125,6 +127,7 @@ __all__ = [
     "original_module_getattr",
     "pre_dispatch_mode_count",
     "preserves_node_meta",
+    "redirected",
     "replaced",
     "resolve",
     "restore_module_methods",
@@ -132,6 +135,8 @@ __all__ = [
     "site",
     "snapshot",
     "stance",
+    "stash",
+    "stashed",
     "swapped_code",
     "torch_release",
 ]

@@ -78,6 +78,7 @@ NAMES: dict[str, PrivateName] = {
     "fx.module_getattr": PrivateName(_FX, "_orig_module_getattr"),
     "fx.trace": PrivateName(_FX, "Tracer.trace"),
     "fx.make_fx": PrivateName("torch.fx.experimental.proxy_tensor", "make_fx"),
+    "fx.make_fx_trace": PrivateName("torch.fx.experimental.proxy_tensor", "_MakefxTracer.trace"),
     "fx.current_meta": PrivateName("torch.fx.traceback", "current_meta"),
     "fx.preserve_node_meta": PrivateName("torch.fx.traceback", "should_preserve_node_meta"),
     "fx.annotate": PrivateName("torch.fx.traceback", "annotate"),
@@ -88,6 +89,9 @@ NAMES: dict[str, PrivateName] = {
     # what the compiler says about itself
     "compiler.compiling_flag": PrivateName("torch.compiler", "_is_compiling_flag"),
     "compiler.exporting_flag": PrivateName("torch.compiler", "_is_exporting_flag"),
+    "compiler.is_compiling": PrivateName("torch.compiler", "is_compiling"),
+    "compiler.is_exporting": PrivateName("torch.compiler", "is_exporting"),
+    "export.session": PrivateName("torch._export.utils", "_compiling_state_context"),
     "compiler.session": PrivateName("torch.compiler", "_compile_session_context", first=(2, 13)),
     # dynamo
     "dynamo.lock": PrivateName(_CONVERT, "compile_lock"),
@@ -112,6 +116,10 @@ NAMES: dict[str, PrivateName] = {
     # flex attention
     "flex.validate_device": PrivateName("torch.nn.attention.flex_attention", "_validate_device"),
     "flex.dense_to_ordered": PrivateName("torch.nn.attention.flex_attention", "_dense_to_ordered"),
+    # objects that autograd hands on to its own threads
+    "tls.stash": PrivateName("torch._C", "_stash_obj_in_tls"),
+    "tls.get": PrivateName("torch._C", "_get_obj_in_tls"),
+    "tls.has": PrivateName("torch._C", "_is_key_in_tls"),
     # dispatch modes used while tracing before dispatch: one stack for the process
     "ops.pre_dispatch_modes": PrivateName("torch._ops", "_mode_stack_state_for_pre_dispatch"),
 }
