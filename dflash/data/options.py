@@ -39,5 +39,5 @@ class PrepareOptions:
     trust_remote_code: bool = False
     # go on with answers that an earlier, stopped call began to regenerate
     resume: bool = False
-    # delete the store in `output` first; files that dflash did not write are never deleted
+    # replace the store in `output`, with --regenerate also the answers; other files are never touched
     overwrite: bool = False

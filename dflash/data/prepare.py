@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from dflash.assets import EMBEDDED, embedded_path
 from dflash.data.chat import read_conversations
 from dflash.data.documents import DOCUMENTS, META, PARTIAL, USED, DocumentStore
+from dflash.data.files import find_files
 from dflash.data.options import PrepareOptions
 from dflash.data.preview import preview
 from dflash.data.regenerate import RegenerateCounts, Regenerator, regenerate, settings_path
@@ -24,8 +25,7 @@ from dflash.target import Target
 
 __all__ = ["PrepareOptions", "prepare", "run_prepare"]
 ANSWERS = "regenerated.jsonl"
-ANSWER_FILES = (ANSWERS, settings_path(Path(ANSWERS)).name)
-OWN_FILES = (DOCUMENTS, USED, META, PARTIAL, *ANSWER_FILES)
+OWN_FILES = (DOCUMENTS, USED, META, ANSWERS, settings_path(Path(ANSWERS)).name)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -62,8 +62,6 @@ def prepare(options: PrepareOptions, console: Console) -> DocumentStore | None:
     data: Path | str = options.data
     if options.regenerate:
         data = _regenerate(options, options.output, path, total, console)
-    elif options.overwrite:
-        _delete(options.output, ANSWER_FILES)
     with _bar(console, "encode", total) as advance:
         conversations = read_conversations(data, None if options.regenerate else options.limit)
         documents = encoder.encode_all(conversations, lambda done, _: advance(done))
@@ -128,6 +126,8 @@ def _check_output(options: PrepareOptions) -> None:
     found = {entry.name for entry in output.iterdir()} - {PARTIAL} if output.is_dir() else set()
     if strange := sorted(found - set(OWN_FILES)):
         raise OutputError("an empty directory or a store", f"{strange[0]}", "choose another --output", where=where)
+    if any(file.resolve().is_relative_to(output.resolve()) for file in find_files(options.data)):
+        raise OutputError("--output apart from --data", "the data in it", "choose another --output", where=where)
     if found and not (options.resume or options.overwrite):
         remedy = "pass --overwrite, or --resume to go on regenerating"
         raise OutputError("an empty directory", f"{len(found)} files", remedy, where=where)
@@ -138,9 +138,6 @@ def _regenerate(options: PrepareOptions, output: Path, path: Path, total: int, c
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     target = Target.load(path, DTYPES[options.dtype], device, options.trust_remote_code)
-    if options.overwrite:
-        _delete(output, OWN_FILES)
-    output.mkdir(parents=True, exist_ok=True)
     regenerator = Regenerator(
         target.tokenizer,
         lambda prompt: greedy_generate(target, prompt, max_new_tokens=options.max_new_tokens).tokens,
@@ -148,16 +145,18 @@ def _regenerate(options: PrepareOptions, output: Path, path: Path, total: int, c
     )
     settings = {"target": target.fingerprint, "dtype": options.dtype, "max_new_tokens": options.max_new_tokens}
     conversations = read_conversations(options.data, options.limit)
-    with _bar(console, "regenerate", total) as advance:
-        counts = regenerate(regenerator, conversations, output / ANSWERS, settings, advance)
+    try:
+        if options.overwrite:
+            for name in OWN_FILES:
+                (output / name).unlink(missing_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
+        with _bar(console, "regenerate", total) as advance:
+            counts = regenerate(regenerator, conversations, output / ANSWERS, settings, advance)
+    except OSError as error:
+        got, remedy = str(error.strerror or error), "free some space, then go on with --resume"
+        raise OutputError("a directory that takes the answers", got, remedy, where=str(output)) from error
     console.print(_answers_line(counts), soft_wrap=True)
     return output / ANSWERS
-
-
-def _delete(output: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        if name != PARTIAL:
-            (output / name).unlink(missing_ok=True)
 
 
 @contextmanager

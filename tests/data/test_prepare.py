@@ -156,6 +156,31 @@ def test_an_output_in_use_is_refused_and_only_a_store_is_overwritten(prepare: Pr
         prepare(output=tmp_path / "chats.jsonl", overwrite=True)
 
 
+def test_the_input_is_never_overwritten(prepare: Prepare, tmp_path: Path) -> None:
+    prepare(regenerate=True)
+    answers = tmp_path / "store" / ANSWERS
+    before = answers.read_bytes()
+    for regenerate in (False, True):
+        with pytest.raises(OutputError, match="expected --output apart from --data"):
+            prepare(data=str(answers), overwrite=True, regenerate=regenerate)
+    prepare(overwrite=True)
+    assert answers.read_bytes() == before
+    assert prepare(data=str(answers), output=tmp_path / "other") is not None
+
+
+def test_a_full_disk_while_regenerating_is_an_error_that_says_how_to_go_on(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "greedy_generate", full)
+    with pytest.raises(OutputError, match="No space left on device; free some space, then go on with --resume"):
+        prepare(regenerate=True)
+    monkeypatch.undo()
+    assert prepare(regenerate=True, resume=True) is not None
+
+
 def test_overwriting_with_a_bad_input_keeps_the_older_store(prepare: Prepare, tmp_path: Path) -> None:
     prepare()
     (tmp_path / "chats.jsonl").write_text("{bad\n")
