@@ -131,16 +131,22 @@ class Target:
 
     def _check_head(self) -> None:
         """A head with a bias, a scale or a soft cap would make the drafter's logits differ from the target's."""
+        if getattr(self.config, "final_logit_softcapping", None) is not None:  # nothing to see while logits are small
+            raise _unlike_head("final_logit_softcapping", self.path)
         ids = torch.arange(min(4, self.vocab_size), device=self.device)
         with torch.no_grad():
             own = self.logits(self.features(ids, [0]).last)
             real = self.model(input_ids=ids[None], use_cache=False).logits[0]
         if not torch.allclose(own.float(), real.float(), rtol=1e-2, atol=1e-2):
             got = f"logits that differ by up to {(own - real).abs().max().item():.3g}"
-            raise TargetError(
-                "a target whose logits are its head matrix times its last hidden state", got,
-                "a head with bias, scaling or soft cap is not supported", where=str(self.path),
-            )
+            raise _unlike_head(got, self.path)
+
+
+def _unlike_head(got: str, path: Path) -> TargetError:
+    return TargetError(
+        "a target whose logits are its head matrix times its last hidden state", got,
+        "a head with bias, scaling or soft cap is not supported", where=str(path),
+    )
 
 
 @contextmanager

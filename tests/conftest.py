@@ -7,6 +7,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
@@ -55,7 +61,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_config(kind: str, tokenizer: PreTrainedTokenizerFast, n_layers: int) -> PreTrainedConfig:
-    """The configuration of a tiny target: llama, qwen2, qwen3, qwen3-untied, qwen3-sliding, qwen3-next, qwen3.5."""
+    """The configuration of a tiny target: llama, qwen2, qwen3, qwen3-untied, qwen3-sliding, qwen3-next, ..."""
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     shape = {**SMALL, "vocab_size": len(tokenizer), "num_hidden_layers": n_layers, **ids}
     linear = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
@@ -63,6 +69,14 @@ def build_config(kind: str, tokenizer: PreTrainedTokenizerFast, n_layers: int) -
     rope = {"rope_type": "default", "rope_theta": 50000.0}
     if kind == "llama":
         return LlamaConfig(**shape, intermediate_size=128, tie_word_embeddings=False, rope_parameters=rope)
+    if kind == "gemma2":
+        return Gemma2Config(**shape, head_dim=16, intermediate_size=128)
+    if kind == "lfm2":  # short convolutions and attention, one or the other a layer
+        kinds = [("conv", "full_attention")[i % 2] for i in range(n_layers)]
+        return Lfm2Config(**shape, intermediate_size=96, layer_types=kinds, block_auto_adjust_ff_dim=False)
+    if kind == "falcon-h1":  # a state-space model and attention, both in every layer
+        mamba = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+        return FalconH1Config(**shape, **mamba, intermediate_size=96)
     if kind == "qwen2":
         return Qwen2Config(**shape, intermediate_size=128, tie_word_embeddings=True, rope_parameters=rope)
     if kind.startswith("qwen3-next"):
@@ -81,6 +95,9 @@ def build_config(kind: str, tokenizer: PreTrainedTokenizerFast, n_layers: int) -
 
 MODELS: dict[str, type[PreTrainedModel]] = {
     "llama": LlamaForCausalLM,
+    "gemma2": Gemma2ForCausalLM,
+    "lfm2": Lfm2ForCausalLM,
+    "falcon-h1": FalconH1ForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
     "qwen3-untied": Qwen3ForCausalLM,

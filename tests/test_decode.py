@@ -51,7 +51,7 @@ def load(make: TargetMaker, kind: str = "qwen3") -> Target:
     return target
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, "lfm2", "falcon-h1"])
 def test_speculative_output_is_the_targets_greedy_output(make_target_dir: TargetMaker, kind: str) -> None:
     target = load(make_target_dir, kind)
     plain = greedy_generate(target, PROMPT, max_new_tokens=40)
@@ -202,12 +202,12 @@ def no_residual(drafted: Tensor, draft_probs: Tensor, target_probs: Tensor, gene
 def test_sampled_tokens_follow_the_targets_distribution_and_a_wrong_rule_does_not() -> None:
     torch.manual_seed(3)
     draft_probs, target_probs = torch.softmax(torch.randn(2, 4), -1), torch.softmax(torch.randn(3, 4), -1)
-    n_draws = 6000
+    n_draws = 3000
     expected = target_probs[0][:, None] * target_probs[1][None] * n_draws
     right = emitted_pairs(accept_sampled, draft_probs, target_probs, n_draws)
     assert chi_square(right, expected) < CHI_SQUARE_999[15]
     wrong = emitted_pairs(no_residual, draft_probs, target_probs, n_draws)
-    assert chi_square(wrong, expected) > 4 * CHI_SQUARE_999[15]
+    assert chi_square(wrong, expected) > 2 * CHI_SQUARE_999[15]
 
 
 def accept_everything(drafted: Tensor, draft_probs: Tensor, target_probs: Tensor, generator: torch.Generator) -> Any:
@@ -249,7 +249,7 @@ def test_sampling_with_a_temperature_follows_the_target_end_to_end(
     bin_of = torch.empty_like(order)
     bin_of[order] = (exact[order].cumsum(0) * 8).long().clamp(max=7)
     expected = torch.zeros(8).index_add_(0, bin_of, exact)
-    n_draws = 200
+    n_draws = 120
     assert chi_square(second_token_counts(target, script, bin_of, n_draws), expected * n_draws) < CHI_SQUARE_999[7]
     monkeypatch.setattr("dflash.decode.accept_sampled", accept_everything)
     wrong = second_token_counts(target, script, bin_of, n_draws)

@@ -238,6 +238,10 @@ def test_a_head_that_scales_its_logits_is_refused(make_target_dir: TargetMaker) 
         Target(target.model, target.tokenizer, target.path, "")
 
 
+def test_a_head_with_a_soft_cap_is_refused(make_target_dir: TargetMaker) -> None:
+    refused(make_target_dir("gemma2"), "softcapping")
+
+
 def test_weights_that_are_missing_from_the_file_are_refused(tiny_target_dir: Path, tmp_path: Path) -> None:
     """transformers fills them at random and only warns: features and acceptance would mean nothing."""
     directory = copy_of(tiny_target_dir, tmp_path / "t")
