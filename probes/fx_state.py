@@ -24,6 +24,7 @@ from probes.fx_recorder import FxRecorder, Reading, Verdict, Writing
 from probes.run_target import FoundFunction, Outcome, Target, find_function, find_target, program, run
 
 CASE_TARGET = Target("probes.case_target", is_module=True)
+CASE_WATCH = ("dflash.drafter.model:flex_attention_forward",)
 SHOWN = 12
 
 
@@ -193,12 +194,13 @@ def main(argv: Sequence[str]) -> int:
     own, words = split_target(argv)
     options = parser.parse_args(own)
     target = CASE_TARGET if words is None else find_target(words)
+    watch = options.watch or (CASE_WATCH if target.name == CASE_TARGET.name else ())
     baseline = ti.snapshot()
     with program(target):
-        functions = [find_function(spec) for spec in options.watch]
+        functions = [find_function(spec) for spec in watch]
         with FxRecorder(functions) as recorder:
             outcome = run(target)
-    control = compare_with_bare_run(target, "fx_state", options.watch) if options.control else None
+    control = compare_with_bare_run(target, "fx_state", watch) if options.control else None
     report = FxWatch(recorder, baseline).report(outcome, control)
     if options.json:
         print_json(report)

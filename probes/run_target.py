@@ -6,6 +6,7 @@ first on `sys.path` (the probe's entries stay behind it). Threads it leaves runn
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from probes.command_line import UsageProblem, nearest
@@ -116,9 +118,11 @@ def run(target: Target) -> Outcome:
     """Run the program to its end, threads included; inside `program(target)`. Its exceptions end as in Python:
     a traceback on stderr and exit code 1, never an exception of the probe. KeyboardInterrupt passes."""
     present = set(threading.enumerate())
+    pool_workers = concurrent.futures.thread._threads_queues
     outcome = _outcome_of(lambda: _run_main(target))
     for thread in set(threading.enumerate()) - present:
-        if not thread.daemon:
+        # a pool's idle worker ends only when the interpreter does: waiting for it here would wait for ever
+        if not thread.daemon and thread not in pool_workers:
             thread.join()
     sys.stdout.flush()
     return outcome
@@ -137,9 +141,16 @@ def _outcome_of(body: Callable[[], None]) -> Outcome:
     except SystemExit as leaving:
         return _exit_outcome(leaving)
     except Exception as error:  # noqa: BLE001 - whatever a program dies of is its outcome, not ours
-        traceback.print_exc()
+        traceback.print_exception(error.with_traceback(_program_part(error.__traceback__)))
         return Outcome(1, f"{type(error).__name__}: {error}".splitlines()[0])
     return Outcome(0, "")
+
+
+def _program_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the program's first frame on: what Python alone would have printed."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        trace = trace.tb_next
+    return trace
 
 
 def _exit_outcome(leaving: SystemExit) -> Outcome:
