@@ -88,6 +88,19 @@ def _parse(kind: type[Options], default: Any, arguments: Sequence[str], prog: st
     return options
 
 
+def split_arguments(arguments: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
+    """The options written `--prefix.name`, without the prefix, and all others; each keeps its values."""
+    own: list[str] = []
+    others: list[str] = []
+    into = others
+    for word in arguments:
+        if word.startswith("--"):
+            into = own if word.startswith(f"--{prefix}.") else others
+            word = word.replace(f"--{prefix}.", "--", 1) if into is own else word
+        into.append(word)
+    return own, others
+
+
 def option_names(kind: type[Any], prefix: str = "", *, negations: bool = True) -> list[str]:
     """Every option of a dataclass as written on the command line, without dashes in front; --no-... ones on request."""
     names: list[str] = []

@@ -44,9 +44,7 @@ class RunLog:
 
     def __init__(self, console: Console | None = None, *, plain_interval_s: float = PLAIN_INTERVAL_S) -> None:
         """Prints to `console`, by default standard output."""
-        # a file has no width to fold at
-        width = None if sys.stdout.isatty() else PLAIN_WIDTH
-        self.console = console or Console(file=sys.stdout, highlight=False, width=width)
+        self.console = console or stdout_console()
         self._interval_s = plain_interval_s
         self._last_line_s = float("-inf")
         self._progress: Progress | None = None
@@ -122,6 +120,11 @@ class RunLog:
             f"loss {line.loss:.3f}  acc {line.accuracy:.3f}  tau {line.tau:.2f}  lr {line.learning_rate:.2e}  "
             f"{line.tok_s / 1e3:.2f} ktok/s  eta {duration(left)}"
         )
+
+
+def stdout_console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough not to fold in a file."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 def duration(seconds: float) -> str:

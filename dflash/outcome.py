@@ -1,6 +1,7 @@
 """The two ends of a run: the header that says what runs and why, and the closing evaluation, export and table."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -87,6 +88,8 @@ def export(config: TrainConfig, parts: Parts, run: RunDirectory) -> float:
     """Writes the drafter in z-lab's format, reads it back, and returns the largest difference of their logits."""
     from dflash.export.zlab import read_zlab, write_zlab
 
+    if run.export.exists():
+        shutil.rmtree(run.export)  # of this same run, from before it was resumed
     write_zlab(parts.drafter, parts.target, run.export)
     again = read_zlab(run.export).to(parts.device)
     again.bind_target(parts.target.embedding, parts.target.head)

@@ -12,15 +12,15 @@ from dflash.assets import EMBEDDED, embedded_path
 from dflash.attention.base import AttentionBackend
 from dflash.attention.select import choose
 from dflash.config import DataOptions, TargetOptions, TrainConfig
-from dflash.data.chat import read_conversations
-from dflash.data.documents import DocumentStore, is_store
+from dflash.data.documents import DocumentStore
 from dflash.data.prompts import heldout_prompts
-from dflash.data.template import Encoder, template_sha256, vocabulary_sha256
+from dflash.data.sources import open_documents
+from dflash.data.template import Encoder
 from dflash.drafter.config import create_drafter_config
 from dflash.drafter.model import DFlashDrafter
 from dflash.drafter.objectives import OBJECTIVES, Objective
 from dflash.errors import ConfigError, DataError
-from dflash.features import FeatureSource, FeatureStore
+from dflash.features import FeatureSource
 from dflash.optim import build_optimizer
 from dflash.run_directory import RunDirectory
 from dflash.target import Target, check_layer_ids, choose_layer_ids, resolve_mask_token
@@ -124,11 +124,6 @@ def training_store(
     options: DataOptions, target: Target, progress: Callable[[int, int], None] | None = None
 ) -> DocumentStore:
     """Opens a prepared store, or tokenises conversations into one in memory."""
-    source = embedded_path("train.jsonl") if options.train == EMBEDDED else Path(options.train)
-    if is_store(source):
-        store = DocumentStore.open(source)
-        store.check_vocabulary(vocabulary_sha256(target.tokenizer), template_sha256(target.tokenizer))
-        return store
     encoder = Encoder(
         target.tokenizer,
         options.row_tokens,
@@ -136,10 +131,7 @@ def training_store(
         no_assistant=options.no_assistant,
         mask_from=options.mask_from,
     )
-    documents = list(encoder.encode_all(read_conversations(source), progress))
-    if not documents:
-        raise DataError("at least one conversation to train on", "none", f"see {encoder.counts}", where=str(source))
-    return DocumentStore.from_documents(documents, encoder.meta())
+    return open_documents(options.train, encoder, progress=progress)
 
 
 def open_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> FeatureSource:
@@ -148,6 +140,8 @@ def open_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> Featu
     mode = config.data.features
     store = None
     if mode != "online":
+        from dflash.feature_store import FeatureStore
+
         directory = config.data.feature_store or run.features
-        store = FeatureStore(directory, parts.target.fingerprint, list(layer_ids), parts.target.dtype)
+        store = FeatureStore.for_target(directory, parts.target, layer_ids)
     return FeatureSource(parts.target, store, mode, list(layer_ids))

@@ -33,7 +33,10 @@ def train(config: TrainConfig, log: RunLog | None = None) -> int:
         training = Training(config, parts, run, log, stop)
         if config.resume:
             training.restore()
-        training.loop()
+        try:
+            training.loop()
+        finally:
+            training.stepper.source.close()
         finish(config, parts, run, log, training.guard)
         training.stop_if_asked()
     return 0

@@ -1,0 +1,22 @@
+"""Fixed-shape measurements: `dflash bench NAME`; nothing heavy is imported until one is run."""
+
+from collections.abc import Callable
+
+USAGE = """\
+usage: dflash bench NAME [OPTIONS]
+
+  step    one optimizer step of a preset: ms, tokens a second, peak memory; fixed shape and seed
+
+examples
+  dflash bench step --preset tiny
+  dflash bench step --preset tiny --attn-strategy locked-compile --bench.steps 50 --bench.json
+"""
+
+
+def _step(words: list[str]) -> int:
+    from dflash.bench.step import main
+
+    return main(words)
+
+
+BENCHES: dict[str, Callable[[list[str]], int]] = {"step": _step}
