@@ -44,5 +44,4 @@ def _made(name: str) -> Any:
         ) from error
     if name not in strategies:
         raise UnknownStrategy(f"strategy {name!r}: expected one of {', '.join(sorted(strategies))}; choose one of these")
-    entry = strategies[name]
-    return entry() if isinstance(entry, type) else entry
+    return strategies[name]()

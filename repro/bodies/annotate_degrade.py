@@ -44,8 +44,7 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
     builder = threading.Thread(target=build)
     builder.start()
     with scope("compile"):
-        function = torch.compile(lambda x: torch.sin(x) * 1.1 + 1, dynamic=False)
-        _, code = run_and_get_code(function, torch.ones(8))
+        _, code = run_and_get_code(torch.compile(lambda x: torch.sin(x) * 1.1 + 1, dynamic=False), torch.ones(8))
     compiled.set()
     builder.join()
     fallbacks = code[0].count("torch.ops.aten.sin")

@@ -52,9 +52,8 @@ def stress(scope: Scope) -> Counter[str]:
 def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
     warnings.simplefilter("ignore")
     counts = stress(scope)
-    shown = counts["eager failed"] > 0
-    print(f"EAGERFLEX {'shown' if shown else 'not shown'} on torch {torch.__version__}: {dict(sorted(counts.items()))}")
-    return int(shown)
+    print(f"EAGERFLEX {'shown' if counts['eager failed'] else 'not shown'} on torch {torch.__version__}: {dict(sorted(counts.items()))}")
+    return int(counts["eager failed"] > 0)
 
 
 if __name__ == "__main__":
