@@ -31,46 +31,42 @@ class Gate:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Held beside other shared holders."""
+        self._must_be_outside()
         with self._changed:
-            self._enter()
             self._changed.wait_for(lambda: not self._exclusive and not self._waiting)
             self._shared += 1
+        self._thread.held = True
         try:
             yield
         finally:
+            self._thread.held = False
             with self._changed:
                 self._shared -= 1
-                self._leave()
+                self._changed.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Held alone."""
+        self._must_be_outside()
         with self._changed:
-            self._enter()
             self._waiting += 1
             try:
                 self._changed.wait_for(lambda: not self._exclusive and not self._shared)
                 self._exclusive = True
-            except BaseException:
-                self._thread.held = False  # interrupted while waiting: nothing is held
-                raise
-            finally:
+            finally:  # also when interrupted while waiting: new shared holders must not wait for a thread that left
                 self._waiting -= 1
                 self._changed.notify_all()
+        self._thread.held = True
         try:
             yield
         finally:
+            self._thread.held = False
             with self._changed:
                 self._exclusive = False
-                self._leave()
+                self._changed.notify_all()
 
-    def _enter(self) -> None:
+    def _must_be_outside(self) -> None:
         assert not self.held(), "this thread already holds the gate"
-        self._thread.held = True
-
-    def _leave(self) -> None:
-        self._thread.held = False
-        self._changed.notify_all()
 
 
 # one a process, because what a compile disturbs is process-wide: strategies of several drafters exclude each other
@@ -117,5 +113,6 @@ class LockedCompile:
             return
         with self._gate.exclusive():
             yield
-            self.cold_steps += 1
-            self._warm.add(key)
+            if key not in self._warm:  # another thread may have warmed it while this one waited
+                self.cold_steps += 1
+                self._warm.add(key)

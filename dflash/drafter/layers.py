@@ -36,8 +36,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., width] -> the same shape and dtype."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        """x [..., width] -> the same shape and dtype, also where autocast would give float32."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):

@@ -19,10 +19,12 @@ TOKENS, BLOCKS = 24, 5
 
 
 @st.composite
-def masks(draw: st.DrawFn) -> tuple[Anchors, Tensor, int, Layout]:
+def masks(
+    draw: st.DrawFn, rows: int | None = None, block_size: int | None = None
+) -> tuple[Anchors, Tensor, int, Layout]:
     """Any documents, any sorted anchors inside them (overlapping blocks too), padded blocks, any window."""
-    block_size = draw(st.integers(2, 5))
-    rows = draw(st.integers(1, 2))
+    block_size = block_size or draw(st.integers(2, 5))
+    rows = rows or draw(st.integers(1, 2))
     document_ids = torch.full((rows, TOKENS), -1)
     position = torch.zeros(rows, BLOCKS, dtype=torch.int64)
     valid = torch.zeros(rows, BLOCKS, dtype=torch.bool)
@@ -40,11 +42,13 @@ def masks(draw: st.DrawFn) -> tuple[Anchors, Tensor, int, Layout]:
 
 def undo_tiles(mask: TileMask, like: Tensor) -> Tensor:
     dense = torch.zeros_like(like)
-    for tile in mask.tiles:
-        rows = slice(tile.first, tile.last)
-        width = tile.context[1] - tile.context[0]
-        dense[tile.row, 0, rows, slice(*tile.context)] = tile.visible[0, 0, :, :width]
-        dense[tile.row, 0, rows, slice(*tile.own)] = tile.visible[0, 0, :, width:]
+    for row, tiles in enumerate(mask.rows):
+        for number, tile in enumerate(tiles):
+            first = number * mask.queries
+            last = first + tile.visible.shape[2]
+            width = tile.context[1] - tile.context[0]
+            dense[row, 0, first:last, slice(*tile.context)] = tile.visible[0, 0, :, :width]
+            dense[row, 0, first:last, mask.context + first : mask.context + last] = tile.visible[0, 0, :, width:]
     return dense
 
 
@@ -136,6 +140,27 @@ def test_a_tile_dropped_from_the_block_mask_changes_compiled_flex_so_the_compari
     dense = sdpa_kernel(query, key, value, dense_mask(seen), 0.25)
     compiled = torch.compile(flex_kernel, backend="inductor")(query, key, value, mask, 0.25)
     assert not torch.allclose(compiled, dense, atol=1e-3)
+
+
+@given(masks(rows=1, block_size=3), st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_flex_sdpa_and_tiles_give_the_values_of_a_naive_softmax_on_any_documents_anchors_and_windows(
+    case: tuple[Anchors, Tensor, int, Layout], seed: int
+) -> None:
+    anchors, document_ids, block_size, layout = case
+    rule = naive_mask(anchors, document_ids, block_size, layout.window, layout.causal)
+    seen = spans(anchors, document_ids, block_size, layout)
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, 4, rule.shape[2], 16, generator=generator)
+    key, value = torch.randn(2, 1, 2, rule.shape[3], 16, generator=generator).unbind(0)
+    expected = naive_attention(query, key, value, rule, 0.25)
+    for kernel, mask in (
+        (flex_kernel, block_mask(seen)),
+        (sdpa_kernel, dense_mask(seen)),
+        (tiled_kernel, tile_mask(seen, block_size)),
+    ):
+        got = kernel(query, key, value, mask, 0.25)  # type: ignore[arg-type]
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 @given(masks())
