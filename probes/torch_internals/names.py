@@ -82,6 +82,7 @@ NAMES: dict[str, PrivateName] = {
     "fx.current_meta": PrivateName("torch.fx.traceback", "current_meta"),
     "fx.preserve_node_meta": PrivateName("torch.fx.traceback", "should_preserve_node_meta"),
     "fx.annotate": PrivateName("torch.fx.traceback", "annotate"),
+    "fx.traceback_copy": PrivateName("torch.fx.traceback", "copy"),
     "fx.forward_from_src": PrivateName("torch.fx.graph_module", "_forward_from_src"),
     # eager higher-order operators (uncompiled flex_attention, cond, while_loop, ...)
     "hop.set_env": PrivateName("torch._higher_order_ops.utils", "_set_compilation_env"),
@@ -110,9 +111,12 @@ NAMES: dict[str, PrivateName] = {
     "inductor.fallbacks": PrivateName("torch._inductor.lowering", "fallbacks"),
     "inductor.cache_dir": PrivateName("torch._inductor.runtime.cache_dir_utils", "cache_dir"),
     "inductor.post_compile": PrivateName("torch._inductor.output_code", "CompiledFxGraph.post_compile"),
+    "inductor.run_compiled": PrivateName("torch._inductor.output_code", "CompiledFxGraph.__call__"),
     "inductor.config": PrivateName("torch._inductor", "config"),
     "functorch.config": PrivateName("torch._functorch", "config"),
     "config.install": PrivateName("torch.utils._config_module", "ConfigModule"),
+    "aot.track_backward": PrivateName("torch._functorch._aot_autograd.runtime_wrappers", "track_graph_compiling"),
+    "dynamo.set_eval_frame": PrivateName(_EVAL_FRAME, "_maybe_set_eval_frame"),
     # flex attention
     "flex.validate_device": PrivateName("torch.nn.attention.flex_attention", "_validate_device"),
     "flex.dense_to_ordered": PrivateName("torch.nn.attention.flex_attention", "_dense_to_ordered"),
