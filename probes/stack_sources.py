@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.command_line import UsageProblem
 
-class StackError(RuntimeError):
+
+class StackError(UsageProblem):
     """A process whose stacks cannot be read; the message says what was expected, what was found and what to do."""
 
 

@@ -7,9 +7,6 @@ python -m probes.stacks --after 30 -- train.py --steps 10
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from probes import stack_sources
+from probes.command_line import (
+    CLEAN,
+    FINDING,
+    ProbeParser,
+    UsageProblem,
+    console,
+    print_json,
+    probe_parser,
+    run_command,
+    split_target,
+)
 from probes.stack_reading import Reading, read_thread
-from probes.stack_sources import Dump, StackError, Thread
+from probes.stack_sources import Dump
 
 FINDINGS = ("engine deadlock", "lock cycle", "stuck queue", "long compile")
 
@@ -201,17 +209,16 @@ def render(result: StacksResult, console: Console) -> None:
         console.print(f"verdict: {verdict.kind}: {verdict.text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m probes.stacks",
-        description="Classify every thread of a Python process and say whether it is deadlocked.",
-        epilog="example: python -m probes.stacks --after 30 -- train.py --steps 10",
+def _parser() -> ProbeParser:
+    parser = probe_parser(
+        "stacks",
+        "Classify every thread of a Python process and say whether it is deadlocked.",
+        "python -m probes.stacks --after 30s -- train.py --steps 10",
     )
     parser.add_argument("--pid", type=int, help="a live Python process")
     parser.add_argument("--after", type=stack_sources.seconds, help="with -- script.py: look after this long, e.g. 30s")
     parser.add_argument("--window", type=stack_sources.seconds, default=1.0, help="time between the dumps (default 1s)")
     parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
-    parser.add_argument("--json", action="store_true")
     return parser
 
 
@@ -230,33 +237,22 @@ def _observe_target(options: argparse.Namespace, target: list[str]) -> StacksRes
         return result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns 0 clean, 1 finding, 2 usage."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    target: list[str] = []
-    if "--" in arguments:
-        split = arguments.index("--")
-        arguments, target = arguments[:split], arguments[split + 1 :]
-    options = _parser().parse_args(arguments)
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns 0 clean, 1 finding; UsageProblem on bad use."""
+    words, target = split_target(argv)
+    options = _parser().parse_args(words)
     if (options.pid is None) == (not target) or (target and options.after is None):
-        print("expected --pid N, or --after SECONDS -- script.py [args]; see --help", file=sys.stderr)
-        return 2
-    try:
-        result = _observe_target(options, target)
-    except StackError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise UsageProblem("expected --pid N, or --after SECONDS -- script.py [args]; see --help")
+    result = _observe_target(options, target or [])
     if isinstance(result, int):
         print(f"the script ended within {options.after:g} s with exit status {result}: nothing hangs")
-        return 0
+        return CLEAN
     if options.json:
-        print(json.dumps(dataclasses.asdict(result) | {"finding": result.finding}, indent=2))
+        print_json(result)
     else:
-        render(result, Console(width=160 if not sys.stdout.isatty() else None))
-    return 1 if result.finding else 0
+        render(result, console())
+    return FINDING if result.finding else CLEAN
 
-
-__all__ = ["Dump", "Reading", "StacksResult", "Thread", "Verdict", "analyse", "inspect", "main", "watch"]
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -286,7 +286,7 @@ def test_a_pid_that_is_not_python_is_one_line_and_exit_2() -> None:
 def test_a_refused_attach_is_one_line_and_exit_2() -> None:
     code = (
         "import os, sys; from probes import stacks; os.setgroups([]); os.setgid(65534); os.setuid(65534); "
-        "raise SystemExit(stacks.main(['--pid', sys.argv[1]]))"
+        "stacks.run_command(stacks.main, ['--pid', sys.argv[1]])"
     )
     command = [sys.executable, "-c", code, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
