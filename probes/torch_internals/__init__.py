@@ -54,6 +54,7 @@ from probes.torch_internals.hooks import (
 from probes.torch_internals.names import (
     NAMES,
     PrivateName,
+    Release,
     UnsupportedTorch,
     assign,
     available,
@@ -85,6 +86,7 @@ __all__ = [
     "Difference",
     "LockState",
     "PrivateName",
+    "Release",
     "Snapshot",
     "SourceLocation",
     "UnsupportedTorch",

@@ -100,7 +100,8 @@ def preserves_node_meta() -> bool:
 
 def forward_from_src_is_original() -> bool:
     """Whether FX's code builder is unpatched; dynamo patches it for the process round each frame it compiles."""
-    return bool(resolve("fx.forward_from_src").__module__ == "torch.fx.graph_module")
+    # not __module__: dynamo's replacement copies that with functools.wraps
+    return bool(resolve("fx.forward_from_src").__globals__["__name__"] == "torch.fx.graph_module")
 
 
 def pre_dispatch_mode_count() -> int:
