@@ -5,11 +5,13 @@ from collections.abc import Callable
 USAGE = """\
 usage: dflash bench NAME [OPTIONS]
 
-  step    one optimizer step of a preset: ms, tokens a second, peak memory; fixed shape and seed
+  step         one optimizer step of a preset: ms, tokens a second, peak memory; fixed shape and seed
+  strategies   every attention strategy, several threads, cold caches: does it live, cold start, tokens a second
 
 examples
   dflash bench step --preset tiny
-  dflash bench step --preset tiny --attn-strategy locked-compile --bench.steps 50 --bench.json
+  dflash bench step --preset tiny --attn-strategy locked-compile --bench.steps 50 --json
+  dflash bench strategies --threads 3 --json strategies.json --plot strategies.png
 """
 
 
@@ -19,4 +21,10 @@ def _step(words: list[str]) -> int:
     return main(words)
 
 
-BENCHES: dict[str, Callable[[list[str]], int]] = {"step": _step}
+def _strategies(words: list[str]) -> int:
+    from dflash.bench.strategies import main
+
+    return main(words)
+
+
+BENCHES: dict[str, Callable[[list[str]], int]] = {"step": _step, "strategies": _strategies}

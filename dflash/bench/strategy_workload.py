@@ -64,7 +64,7 @@ class Worker:
         with self.strategy.step_scope(step_key(hidden, extra=self.drafter.max_anchors)):
             with torch.autocast(hidden.device.type, torch.bfloat16, enabled=hidden.device.type == "cuda"):
                 loss = self.drafter.terms(row.rows, row.features, row.anchors, CrossEntropy()).loss_sum
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         _wait(hidden)
         return hidden.shape[1]
 
