@@ -12,9 +12,9 @@ from dflash.errors import DataError
 def mask_by_prefix(tokenizer: Any, conversation: Conversation) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Tokens [T] int32 and loss mask [T] bool of one conversation, by rendering it up to each answer.
 
-    An answer's span starts at the end of the prompt (rendered with the generation prompt), which must be a prefix of
-    the whole, and ends with the first end token after it, where generation would stop, or, when the template writes
-    none, where the conversation rendered up to the answer ends. Raises DataError when neither can be found.
+    An answer starts where the prompt (rendered with the generation prompt) ends, which must be a prefix of the whole.
+    It ends with the first end token, where generation would stop, or, when the template writes none, where the
+    conversation rendered up to the answer ends. Raises DataError when one of them cannot be found.
     """
     whole = _render(tokenizer, conversation, len(conversation.messages), prompt=False)
     out = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -22,11 +22,12 @@ def mask_by_prefix(tokenizer: Any, conversation: Conversation) -> tuple[NDArray[
     mask = np.zeros(len(ids), dtype=bool)
     answers = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
     starts = [_start(tokenizer, conversation, i, whole) for i in answers]
-    limits = [*starts[1:], len(whole)]
-    ends = np.where(ids == tokenizer.eos_token_id)[0] if tokenizer.eos_token_id is not None else np.array([], int)
-    for i, start, limit in zip(answers, starts, limits, strict=True):
-        inside = ends[(offsets[ends, 0] >= start) & (offsets[ends, 1] <= limit)]
-        stop = int(offsets[inside[0], 1]) if len(inside) else _end(tokenizer, conversation, i, whole)
+    eos = tokenizer.eos_token_id
+    ends = offsets[ids == eos] if eos is not None else offsets[:0]
+    for i, start, following in zip(answers, starts, [*starts[1:], len(whole)], strict=True):
+        limit = _limit(tokenizer, conversation, i, whole, following)
+        inside = ends[(ends[:, 0] >= start) & (ends[:, 1] <= limit)]
+        stop = int(inside[0, 1]) if len(inside) else limit
         mask |= (offsets[:, 1] > start) & (offsets[:, 0] < stop)
     return ids, mask
 
@@ -47,11 +48,19 @@ def _start(tokenizer: Any, conversation: Conversation, answer: int, whole: str) 
     return len(prompt)
 
 
-def _end(tokenizer: Any, conversation: Conversation, answer: int, whole: str) -> int:
+def _limit(tokenizer: Any, conversation: Conversation, answer: int, whole: str, following: int) -> int:
+    """Where the answer ends at the latest.
+
+    Templates that strip thoughts render the last answer otherwise than the same one in the middle. Then its end token
+    marks the end, which the template must be seen to write, or that of the next turn would be taken for it.
+    """
     text = _render(tokenizer, conversation, answer + 1, prompt=False)
-    if not whole.startswith(text):
+    if whole.startswith(text):
+        return len(text)
+    prompt = _render(tokenizer, conversation, answer, prompt=True)
+    if tokenizer.eos_token is None or tokenizer.eos_token not in text[len(prompt) :]:
         raise _not_a_prefix("the text up to", answer, conversation.source)
-    return len(text)
+    return following
 
 
 def _not_a_prefix(what: str, answer: int, source: str) -> DataError:

@@ -79,6 +79,23 @@ def test_a_failure_while_rewriting_leaves_the_older_store(tmp_path: Path) -> Non
     assert DocumentStore.open(tmp_path).lengths.tolist() == [3, 4]
 
 
+def test_a_store_half_replaced_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DocumentStore.write(tmp_path, random_documents([3, 4]), meta())
+    replace = Path.replace
+
+    def fail_at_the_second(self: Path, target: Path) -> Path:
+        if self.name == USED:
+            raise OSError(5, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_at_the_second)
+    with pytest.raises(OutputError, match="Input/output error"):
+        DocumentStore.write(tmp_path, random_documents([9, 9]), meta())
+    assert not is_store(tmp_path)
+    with pytest.raises(DataError, match=f"got no {META}"):
+        DocumentStore.open(tmp_path)
+
+
 def test_a_full_disk_is_an_output_error_and_leaves_nothing(tmp_path: Path) -> None:
     def full() -> Iterator[Document]:
         yield from random_documents([3])
@@ -138,9 +155,10 @@ def test_another_vocabulary_or_template_is_an_error() -> None:
         store.check_vocabulary("v" * 64, "u" * 64)
 
 
-def test_a_mask_token_in_the_data_is_an_error_that_names_the_conversation() -> None:
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_a_mask_token_in_the_data_is_an_error_that_names_the_conversation(at: int) -> None:
     documents = random_documents([7] * 700, vocab_size=50)
-    documents[600].input_ids[3] = 55
+    documents[600].input_ids[at] = 55
     store = DocumentStore.from_documents(documents, meta())
     with pytest.raises(DataError, match=r"never occurs in the data \(id 55\), got .*\(f.jsonl:601\)"):
         store.check_mask_token(55)

@@ -211,6 +211,10 @@ def test_ids_count_what_is_kept_and_the_order_is_that_of_the_input(tokenizer: Pr
     assert [d.id for d in documents] == list(range(16))
     assert [f"a{d.source[2:]}<|im_end|>" for d in documents] == [spoken(tokenizer, d)[0] for d in documents]
     assert calls == [(20, 20)]
+    for document in documents:
+        offered, text = tools[int(document.source[2:]) % 3], tokenizer.decode(document.input_ids)
+        assert text.count("Tools:") == (offered is not None)
+        assert offered is None or f'Tools: [{{"name": "{offered[0]["name"]}"}}]' in text
 
 
 def test_batches_give_what_single_calls_give(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -242,6 +246,19 @@ def test_without_an_end_token_a_prefix_answer_ends_where_the_next_turn_begins(
     assert spoken(tokenizer, encode(tokenizer, messages, mask_from="prefix")) == ["a\n", "b\n"]
     tokenizer.chat_template = PLAIN_TEMPLATE
     assert spoken(tokenizer, encode(tokenizer, messages, mask_from="prefix")) == ["a<|im_end|>", "b<|im_end|>"]
+
+
+def test_the_users_end_token_is_not_taken_for_the_assistants(tokenizer: PreTrainedTokenizerFast) -> None:
+    only_users_end = "{% if m.role == 'user' %}<|im_end|>{% endif %}\n"
+    turn = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + only_users_end
+    ending = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    tokenizer.chat_template = turn + ending
+    messages = chat("q", "first answer", "r", "last answer")
+    assert spoken(tokenizer, encode(tokenizer, messages, mask_from="prefix")) == ["first answer", "last answer"]
+    # an answer rendered otherwise when it is the last one: nothing tells where the first one ends
+    tokenizer.chat_template = turn + "{% if loop.last %}{{ '!' if m.role == 'assistant' }}{% endif %}" + ending
+    with pytest.raises(DataError, match=r"renders the text up to messages\[1\]"):
+        Encoder(tokenizer, 512, mask_from="prefix").encode(messages)
 
 
 def test_fingerprints_change_with_the_vocabulary_and_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
