@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -93,6 +94,7 @@ def label(compiled: Any) -> str:
     inner = compiled
     while hasattr(inner, "_torchdynamo_orig_callable"):
         inner = inner._torchdynamo_orig_callable
+    inner = inspect.unwrap(inner)
     owner = getattr(inner, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         return f"{type(owner).__qualname__} module"

@@ -24,7 +24,7 @@ Sink = Callable[["Event"], None]
 class Event:
     """One interval of one thread. Times are `time.perf_counter_ns()`; `detail` depends on `kind`.
 
-    kinds: call, compile, phase, trace, lock wait, annotate, degraded, wrap, branch
+    kinds: call, compile, phase, trace, lock wait, annotate, degraded, wrap, branch; and mark, a moment inside one
     """
 
     kind: str
@@ -69,6 +69,10 @@ class Recorder:
         """Hand one finished interval of the calling thread to the sink."""
         me = self.mine
         self.sink(Event(kind, name, me.ident, me.tid, me.thread, start_ns, time.perf_counter_ns(), detail))
+
+    def mark(self, name: str) -> None:
+        """Tell the sink that something begins or has just been written here."""
+        self.emit("mark", name, time.perf_counter_ns())
 
     def state_on_entry(self) -> tuple[bool, bool, str]:
         """FX flag, exporting flag, stance: what decides whether a compiled call runs compiled."""

@@ -21,6 +21,7 @@ def install(recorder: Recorder, hooks: ExitStack) -> None:
         ("dynamo.event_end", _hook_phase_end),
         ("dynamo.set_stance", _hook_stance),
         ("fx.trace", _hook_trace),
+        ("fx.patch_method", _hook_patch),
         ("inductor.post_compile", _hook_post_compile),
         ("dynamo.lock", TimedLock),
     ):
@@ -35,6 +36,7 @@ def _hook_compile(recorder: Recorder, original: Callable[..., Any]) -> Callable[
         outer, mine.compile_start_ns = mine.compile_start_ns, mine.compile_start_ns or start_ns
         name = f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
         failure: tuple[str, str] | None = None
+        recorder.mark("begin compile")
         try:
             result = original(code, *args, **kwargs)
         except Exception as error:
@@ -73,6 +75,7 @@ def _hook_phase_start(recorder: Recorder, original: Callable[..., Any]) -> Calla
     @functools.wraps(original)
     def log_event_start(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
         recorder.mine.phases.append((event_name, time.perf_counter_ns()))
+        recorder.mark(event_name)
         return original(logger, event_name, *args, **kwargs)
 
     return log_event_start
@@ -114,6 +117,7 @@ def _hook_trace(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         start_ns = time.perf_counter_ns()
         mine.trace_depth += 1
         recorder.tracing[mine.ident] = (mine.thread, mine.tid)
+        recorder.mark("begin trace")
         try:
             return original(tracer, *args, **kwargs)
         finally:
@@ -123,6 +127,16 @@ def _hook_trace(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             recorder.emit("trace", type(tracer).__name__, start_ns)
 
     return trace
+
+
+def _hook_patch(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patch_method(patcher: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(patcher, *args, **kwargs)
+        recorder.mark("patch")
+        return result
+
+    return patch_method
 
 
 def _hook_stance(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from probes.command_line import CLEAN, FINDING, console, print_json, probe_parse
 from probes.run_target import find_target, program, run
 
 # Reasons that say nothing went wrong: there was nothing to compile, or the caller asked for an uncompiled run.
-HARMLESS = frozenset({"nothing to compile", "traced on purpose by this thread"})
+HARMLESS = frozenset({"nothing to compile", "traced on purpose by this thread", "stance set by this thread"})
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,9 @@ class Watching:
             return "an FX trace is in progress and error_on_nested_fx_trace is off", detail["tracing"]
         if detail["stance"] != "default":
             setter = detail["stance_setter"]
-            blamed = (setter,) if setter and setter != event.thread else ()
-            return f"stance {detail['stance']}", blamed
+            if setter == event.thread:
+                return "stance set by this thread", ()
+            return f"stance {detail['stance']}", (setter,) if setter else ()
         return self._sticky.get(event.name, "nothing to compile"), ()
 
     @property
