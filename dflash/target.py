@@ -308,12 +308,3 @@ def _checked_mask(token: int, vocab_size: int, reserved: dict[int, str]) -> int:
     if token in reserved:
         raise ConfigError("a mask token of its own", f"{token}, the {reserved[token]} token", remedy)
     return token
-
-
-def check_mask_unused(mask_token_id: int, input_ids: Tensor, where: str) -> None:
-    """DataError when the mask token occurs in data [...]: the drafter could not tell a word from a blank."""
-    if bool((input_ids == mask_token_id).any()):
-        raise DataError(
-            f"data without the mask token {mask_token_id}", "data that contains it",
-            "choose another with --drafter.mask-token-id", where=where,
-        )

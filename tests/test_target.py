@@ -15,7 +15,6 @@ from dflash.errors import ConfigError, DataError, TargetError
 from dflash.target import (
     Target,
     check_layer_ids,
-    check_mask_unused,
     choose_layer_ids,
     fingerprint,
     load_target_config,
@@ -157,12 +156,6 @@ def test_a_tokenizer_whose_mask_is_its_pad_token_is_refused(tiny_target_dir: Pat
     tokenizer.mask_token = tokenizer.pad_token
     with pytest.raises(ConfigError, match="pad token"):
         resolve_mask_token(tokenizer, load_target_config(tiny_target_dir), None)
-
-
-def test_a_mask_token_in_the_data_is_refused() -> None:
-    check_mask_unused(3, IDS, "data.jsonl:1")
-    with pytest.raises(DataError, match=r"data\.jsonl:1: .*mask token 33"):
-        check_mask_unused(33, IDS, "data.jsonl:1")
 
 
 # ---- directories that cannot be used
