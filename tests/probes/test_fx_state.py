@@ -1,0 +1,114 @@
+"""fx_state tells a race from a program's own trace, names both threads, and leaves the program as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from probes import torch_internals as ti
+from probes.fx_recorder import FxRecorder, Verdict, phase
+from probes.fx_state import watch_fx_state
+
+PROGRAM = Path(__file__).parent / "programs" / "trace_beside_call.py"
+SHARED_FLAG = not ti.fx_flag_is_per_thread()
+
+
+def _watched(child, mode):
+    done = child("-m", "probes.fx_state", "--json", "--watch", "attention_module:attention", "--", PROGRAM, mode)
+    assert done.stdout, done.stderr
+    *printed, report = done.stdout.splitlines()
+    return done.returncode, printed, json.loads(report)
+
+
+def test_a_trace_of_another_thread_is_a_race_and_both_threads_are_named(child):
+    code, _, report = _watched(child, "race")
+    expected = Verdict.OTHER_THREAD if SHARED_FLAG else Verdict.PATCHED
+    assert (code, report["verdict"]) == (1, expected.value)
+    checks = [overlap for overlap in report["overlaps"] if "own check" in overlap["where"]]
+    assert checks[0]["reader"].startswith("caller")
+    assert checks[0]["writer"].startswith("tracer")
+    assert checks[0]["began_s"] < checks[0]["read_s"] < checks[0]["ended_s"]
+    guilty = next(reading["writer"] for reading in report["readings"] if reading["writer"])
+    assert any("trace_beside_call.py" in line for line in guilty["stack"])
+
+
+def test_every_entry_and_exit_of_the_watched_function_is_read(child):
+    _, _, report = _watched(child, "race")
+    events = [r["event"] for r in report["readings"] if r["where"] == "attention_module:attention"]
+    assert events == ["enter", "exit", "enter", "raise" if SHARED_FLAG else "exit"]
+
+
+def test_a_trace_that_is_over_is_never_active(child):
+    code, _, report = _watched(child, "clean")
+    assert (code, report["verdict"]) == (0, Verdict.NEVER.value)
+    assert report["writings_seen"] >= 1
+
+
+def test_a_call_inside_its_own_trace_is_inherent(child):
+    code, _, report = _watched(child, "same")
+    assert (code, report["verdict"]) == (1, Verdict.SAME_THREAD.value)
+
+
+def test_what_two_overlapping_traces_leave_behind_is_found(child):
+    code, _, report = _watched(child, "stuck")
+    assert code == 1
+    left = {each["name"] for each in report["leftover"]}
+    assert "module_call_original" in left
+    assert ("fx_flag" in left) == SHARED_FLAG
+    if SHARED_FLAG:
+        assert report["verdict"] == Verdict.LEFT_ON.value
+
+
+@pytest.mark.parametrize("mode", ["race", "clean"])
+def test_the_watched_programs_outcome_is_the_same_as_alone(child, mode):
+    alone = child(PROGRAM, mode)
+    _, printed, report = _watched(child, mode)
+    assert printed == alone.stdout.splitlines()
+    assert report["outcome"]["exit_code"] == alone.returncode
+
+
+def test_the_control_run_compares_with_and_without_the_probe(child):
+    done = child("-m", "probes.fx_state", "--control", "--", PROGRAM, "clean")
+    assert "with and without the probe: the same output" in done.stdout
+    assert done.returncode == 0
+
+
+def test_a_function_that_does_not_exist_is_one_line_with_the_nearest(child):
+    done = child("-m", "probes.fx_state", "--watch", "attention_module:atention", "--", PROGRAM, "clean")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "did you mean 'attention'?" in done.stderr
+
+
+def test_a_watch_inside_a_watch_is_refused_and_the_first_goes_on():
+    with watch_fx_state() as outer:
+        with pytest.raises(RuntimeError, match="leave it first"), FxRecorder():
+            pass
+        torch.fx.symbolic_trace(lambda x: x)
+        assert outer.report().writings_seen == 1
+
+
+def test_torch_is_as_before_after_an_exception_in_the_watch():
+    trace, environment = ti.resolve("fx.trace"), ti.resolve("hop.set_env")
+    check = ti.resolve("fx.is_symbolic_tracing").__code__
+    with pytest.raises(KeyError), watch_fx_state():  # noqa: PT012
+        assert ti.resolve("fx.trace") is not trace
+        raise KeyError
+    assert ti.resolve("fx.trace") is trace
+    assert ti.resolve("hop.set_env") is environment
+    assert ti.resolve("fx.is_symbolic_tracing").__code__ is check
+
+
+def test_phases_label_readings_and_cost_nothing_without_a_recorder():
+    with phase("nobody listens"):
+        pass
+    with watch_fx_state() as watch, phase("forward"):
+        pass
+    assert [(r.phase, r.event) for r in watch.report().readings] == [("forward", "begin"), ("forward", "end")]
+
+
+def test_the_eager_higher_order_environment_counts_as_a_writer():
+    with watch_fx_state() as watch, ti.resolve("hop.set_env")():
+        pass
+    assert [writing.by for writing in watch.report().writings] == ["eager higher-order operator"]
