@@ -75,6 +75,15 @@ class FeatureStore:
         """The store of `target`'s features for `layer_ids`."""
         return cls(directory, target.fingerprint, layer_ids, target.dtype, target.vocab_size)
 
+    @classmethod
+    def check(cls, directory: Path, target: "Target", layer_ids: Sequence[int]) -> None:
+        """DataError unless `directory` is a filled store for `target` and `layer_ids`; writes nothing."""
+        if not (directory / META).is_file():
+            remedy = "fill it first with --data.features cache"
+            raise DataError("a feature store", "none", remedy, where=str(directory))
+        if not len(cls.for_target(directory, target, layer_ids)):
+            raise DataError("a filled feature store", "an empty one", "use --data.features cache", where=str(directory))
+
     def put(self, document_id: int, ids_hash: str, features: Features) -> None:
         """Adds a document's hidden [T, L, H] and last [T, H]; the first ones put stay. OutputError: disk full."""
         with self._lock:

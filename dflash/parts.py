@@ -20,6 +20,7 @@ from dflash.drafter.config import create_drafter_config
 from dflash.drafter.model import DFlashDrafter
 from dflash.drafter.objectives import OBJECTIVES, Objective
 from dflash.errors import ConfigError, DataError
+from dflash.feature_store import FeatureStore
 from dflash.features import FeatureSource
 from dflash.optim import build_optimizer
 from dflash.run_directory import RunDirectory
@@ -134,14 +135,26 @@ def training_store(
     return open_documents(options.train, encoder, progress=progress)
 
 
+def check_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> None:
+    """Before anything is written: DataError for a store that is damaged, of another target, or (offline) not there."""
+    options, layer_ids = config.data, parts.drafter.target_layer_ids
+    directory = options.feature_store or run.features
+    deleted = config.overwrite and directory.resolve().is_relative_to(run.path.resolve())
+    if options.features == "offline":
+        if deleted:
+            remedy = "name one elsewhere with --data.feature-store, or leave out --overwrite"
+            raise ConfigError("a feature store outside the run", "one that --overwrite deletes", remedy)
+        FeatureStore.check(directory, parts.target, layer_ids)
+    elif options.features == "cache" and not deleted and directory.is_dir():
+        FeatureStore.for_target(directory, parts.target, layer_ids)
+
+
 def open_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> FeatureSource:
     """Where the target's features come from; with `cache` the store is made in the run directory or where asked."""
     layer_ids = parts.drafter.target_layer_ids
     mode = config.data.features
     store = None
     if mode != "online":
-        from dflash.feature_store import FeatureStore
-
         directory = config.data.feature_store or run.features
         store = FeatureStore.for_target(directory, parts.target, layer_ids)
     return FeatureSource(parts.target, store, mode, list(layer_ids))

@@ -12,7 +12,7 @@ from dflash.evaluate import evaluate
 from dflash.log import RunLog, StepLine
 from dflash.metrics_file import MetricsFile, cut_after
 from dflash.outcome import finish, header
-from dflash.parts import Parts, build, open_features
+from dflash.parts import Parts, build, check_features, open_features
 from dflash.progress import Progress, pack, seeded, unpack
 from dflash.run_directory import RunDirectory
 from dflash.signals import EvaluationAbandoned, StopRequest, stop_on_signals
@@ -29,6 +29,7 @@ def train(config: TrainConfig, log: RunLog | None = None) -> int:
     with stop_on_signals() as stop, seeded(config.seed):
         parts = build(config)
         log.header(header(config, parts))
+        check_features(config, parts, run)
         run_directory.create(run, config)
         training = Training(config, parts, run, log, stop)
         if config.resume:
@@ -187,12 +188,12 @@ class Training:
 
 
 def total_steps(config: TrainConfig, parts: Parts) -> int:
-    """Optimizer steps of the run: as asked, or as many as the epochs' micro-batches give."""
+    """Optimizer steps of the run: as asked, or as many whole ones as the epochs' micro-batches give."""
     if config.steps is not None:
         return config.steps
     epochs = range(config.optim.epochs)
     count = sum(batches_per_epoch(parts.store, config.data, config.seed, epoch) for epoch in epochs)
-    return -(-count // config.optim.accumulate)
+    return max(1, count // config.optim.accumulate)
 
 
 def step_line(progress: Progress, result: StepResult) -> StepLine:

@@ -170,6 +170,19 @@ def test_an_unreadable_meta_file_is_named(tmp_path: Path) -> None:
         small_store(tmp_path)
 
 
+def test_checking_a_store_writes_nothing_and_wants_it_filled(make_target_dir: TargetMaker, tmp_path: Path) -> None:
+    target = load(make_target_dir)
+    with pytest.raises(DataError, match="fill it first"):
+        FeatureStore.check(tmp_path / "none", target, LAYERS)
+    assert list(tmp_path.iterdir()) == []
+    FeatureStore.for_target(tmp_path / "empty", target, LAYERS)
+    with pytest.raises(DataError, match="an empty one"):
+        FeatureStore.check(tmp_path / "empty", target, LAYERS)
+    with FeatureStore.for_target(tmp_path / "full", target, LAYERS) as store:
+        FeatureSource(target, store, "cache", LAYERS).rows(packed([[7]]))
+    FeatureStore.check(tmp_path / "full", target, LAYERS)
+
+
 WRITER = """
     import sys, torch
     from pathlib import Path
