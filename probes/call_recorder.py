@@ -13,11 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from probes import torch_internals
 
-Sink = Callable[["Event"], None]
+
+class Sink(Protocol):
+    """What a recording feeds; both methods are called by every thread."""
+
+    def take(self, event: Event) -> None:
+        """One event."""
+
+    def warm(self, name: str, state: ThreadState, start_ns: int, end_ns: int) -> None:
+        """One warm compiled call, the common case, without the cost of an event."""
 
 
 @dataclass(slots=True)
@@ -37,8 +45,10 @@ class Event:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-class _ThreadState(threading.local):
-    """What the calling thread is in the middle of."""
+class ThreadState:
+    """What one thread is in the middle of."""
+
+    __slots__ = ("compile_start_ns", "compiles", "failures", "ident", "phases", "ran", "thread", "tid", "trace_depth")
 
     def __init__(self) -> None:
         self.ran = 0  # executions of compiled graphs
@@ -47,8 +57,15 @@ class _ThreadState(threading.local):
         self.compile_start_ns = 0
         self.trace_depth = 0
         self.phases: list[tuple[str, int]] = []
-        thread = threading.current_thread()
-        self.ident, self.tid, self.thread = threading.get_ident(), threading.get_native_id(), thread.name
+        self.ident, self.tid = threading.get_ident(), threading.get_native_id()
+        self.thread = threading.current_thread().name
+
+
+class _Mine(threading.local):
+    """The calling thread's state; one look-up here, then plain slots."""
+
+    def __init__(self) -> None:
+        self.state = ThreadState()
 
 
 class Recorder:
@@ -56,27 +73,24 @@ class Recorder:
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.mine = _ThreadState()
+        self.mine = _Mine()
         self.active = True
         self.tracing: dict[int, tuple[str, int]] = {}  # ident -> (thread, native id) of threads inside Tracer.trace
         self.stance_setter = ""
-        self._stance = torch_internals.site("dynamo.stance")
-        self._exporting = torch_internals.site("compiler.exporting_flag")
-        self._flag = _flag_reader()
+        # what decides whether a compiled call runs compiled, read at each call
+        self.stance_site = torch_internals.site("dynamo.stance")
+        self.exporting_site = torch_internals.site("compiler.exporting_flag")
+        self.fx_flag = _flag_reader()
         self._settings = torch_internals.dynamo_config()
 
     def emit(self, kind: str, name: str, start_ns: int, **detail: Any) -> None:
         """Hand one finished interval of the calling thread to the sink."""
-        me = self.mine
-        self.sink(Event(kind, name, me.ident, me.tid, me.thread, start_ns, time.perf_counter_ns(), detail))
+        me = self.mine.state
+        self.sink.take(Event(kind, name, me.ident, me.tid, me.thread, start_ns, time.perf_counter_ns(), detail))
 
     def mark(self, name: str) -> None:
         """Tell the sink that something begins or has just been written here."""
         self.emit("mark", name, time.perf_counter_ns())
-
-    def state_on_entry(self) -> tuple[bool, bool, str]:
-        """FX flag, exporting flag, stance: what decides whether a compiled call runs compiled."""
-        return self._flag(), getattr(*self._exporting), getattr(*self._stance).stance
 
     def silent_on_trace(self) -> bool:
         """Whether this thread's settings turn the FX check into a silent uncompiled call."""
@@ -84,7 +98,7 @@ class Recorder:
 
     def others_tracing(self) -> tuple[str, ...]:
         """Names of other threads that are inside a trace now."""
-        return tuple(thread for ident, (thread, _) in list(self.tracing.items()) if ident != self.mine.ident)
+        return tuple(thread for ident, (thread, _) in list(self.tracing.items()) if ident != self.mine.state.ident)
 
 
 _current: Recorder | None = None
@@ -103,7 +117,10 @@ def recording(sink: Sink) -> Iterator[Recorder]:
     with _installing:
         if _current is not None:
             raise RuntimeError("expected no recording in progress, got one: leave it first (one recorder a process)")
-        importlib.import_module("torch._inductor.compile_fx")  # before threads start: first imports race
+        # Before threads start and hooks go in: two first imports can fail each other, and dynamo wraps Tracer.trace
+        # once in a process, which must not wrap a hook.
+        importlib.import_module("torch._inductor.compile_fx")
+        torch_internals.resolve("dynamo.patch_torch")()
         from probes import call_hooks, compile_hooks, identity_hooks  # here: they import this module
 
         recorder = _current = Recorder(sink)

@@ -31,7 +31,7 @@ def install(recorder: Recorder, hooks: ExitStack) -> None:
 def _hook_compile(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_frame(code: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = recorder.mine
+        mine = recorder.mine.state
         start_ns = time.perf_counter_ns()
         outer, mine.compile_start_ns = mine.compile_start_ns, mine.compile_start_ns or start_ns
         name = f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
@@ -74,7 +74,7 @@ def _recompile_reason(compile_id: object) -> str | None:
 def _hook_phase_start(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def log_event_start(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
-        recorder.mine.phases.append((event_name, time.perf_counter_ns()))
+        recorder.mine.state.phases.append((event_name, time.perf_counter_ns()))
         recorder.mark(event_name)
         return original(logger, event_name, *args, **kwargs)
 
@@ -84,7 +84,7 @@ def _hook_phase_start(recorder: Recorder, original: Callable[..., Any]) -> Calla
 def _hook_phase_end(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def log_event_end(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
-        phases = recorder.mine.phases
+        phases = recorder.mine.state.phases
         while phases:
             name, start_ns = phases.pop()
             recorder.emit("phase", name, start_ns)
@@ -103,7 +103,7 @@ def _hook_post_compile(recorder: Recorder, original: Callable[..., Any]) -> Call
         result = original(graph, *args, **kwargs)
         ops = degraded_ops(graph.source_code or "")
         if ops:
-            start_ns = recorder.mine.compile_start_ns or time.perf_counter_ns()
+            start_ns = recorder.mine.state.compile_start_ns or time.perf_counter_ns()
             recorder.emit("degraded", "generated code", start_ns, ops=ops)
         return result
 
@@ -113,7 +113,7 @@ def _hook_post_compile(recorder: Recorder, original: Callable[..., Any]) -> Call
 def _hook_trace(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def trace(tracer: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = recorder.mine
+        mine = recorder.mine.state
         start_ns = time.perf_counter_ns()
         mine.trace_depth += 1
         recorder.tracing[mine.ident] = (mine.thread, mine.tid)
@@ -142,7 +142,7 @@ def _hook_patch(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
 def _hook_stance(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def set_stance(stance: Any) -> Any:
-        recorder.stance_setter = recorder.mine.thread
+        recorder.stance_setter = recorder.mine.state.thread
         return original(stance)
 
     set_stance._dynamo_forbidden = True  # type: ignore[attr-defined]

@@ -5,13 +5,15 @@ python -m probes.compile_trace -o trace.json -- train.py      then open trace.js
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.call_recorder import Event, recording
+from rich.table import Table
+
+from probes.call_recorder import Event, ThreadState, recording
 from probes.chrome_trace import kind_of, write_trace
 from probes.command_line import (
     CLEAN,
@@ -32,7 +34,7 @@ _INNER = frozenset({"FX trace", "dynamo", "lazy backward", "cold call", "warm ca
 # compile_lock keeps these apart, and a call on its own is no writer
 _HARMLESS = frozenset({("dynamo", "dynamo"), ("dynamo", "cold call"), ("dynamo", "warm call"),
                        ("lazy backward", "warm call"), ("mask annotation", "warm call")})  # fmt: skip
-WARM_CALLS_KEPT = 100_000
+INTERVALS_KEPT = 200_000
 
 
 @dataclass(frozen=True)
@@ -83,36 +85,32 @@ class Tracing:
 
     def __init__(self, start_ns: int) -> None:
         self.start_ns = start_ns
-        self._lock = threading.Lock()
         self._events: list[Event] = []
-        self._warm = self._dropped = 0
+        self._dropped = 0
         self._state = StateWatch(start_ns)
 
     def take(self, event: Event) -> None:
         """The recorder's sink."""
-        kind = kind_of(event)
-        if kind == "warm call":
-            self._warm += 1
-            if self._warm > WARM_CALLS_KEPT:
-                self._dropped += 1
-                return
+        self._state.sample(event)
+        if kind_of(event) is not None:
+            self._events.append(event)  # atomic, as all threads come here
+
+    def warm(self, name: str, state: ThreadState, start_ns: int, end_ns: int) -> None:
+        """Keep a warm call, up to the limit."""
+        if len(self._events) < INTERVALS_KEPT:
+            self._events.append(Event("call", name, state.ident, state.tid, state.thread, start_ns, end_ns))
         else:
-            self._state.sample(event)
-        if kind is not None:
-            with self._lock:
-                self._events.append(event)
+            self._dropped += 1
 
     def write(self, path: Path) -> None:
         """Write the Chrome trace-event JSON that Perfetto reads."""
-        with self._lock:
-            events = list(self._events)
+        events = list(self._events)
         write_trace(path, events, self.start_ns)
 
     @property
     def result(self) -> TraceResult:
         """The summary."""
-        with self._lock:
-            events = sorted(self._events, key=lambda event: event.start_ns)
+        events = sorted(list(self._events), key=lambda event: event.start_ns)
         return TraceResult(
             intervals=len(events),
             dropped=self._dropped,
@@ -162,17 +160,13 @@ def _count(found: dict[tuple[str, str, str, str], Overlap], outer: Event, inner:
 @contextmanager
 def trace() -> Iterator[Tracing]:
     """Record the block, for the whole process; RuntimeError when a recording is in progress; hooks always removed."""
-    import time
-
     tracing = Tracing(time.perf_counter_ns())
-    with recording(tracing.take):
+    with recording(tracing):
         yield tracing
 
 
 def render(result: TraceResult) -> None:
     """Print the summary as text."""
-    from rich.table import Table
-
     out = console()
     table = Table(title=f"{result.intervals} intervals in {len(result.threads)} threads")
     for column in ("thread", "kind", "count", "total ms"):
@@ -185,7 +179,9 @@ def render(result: TraceResult) -> None:
     for change in result.state_changes:
         out.print(f"written: {change}", markup=False, highlight=False)
     if result.dropped:
-        out.print(f"{result.dropped} warm calls beyond the first {WARM_CALLS_KEPT} were not kept", highlight=False)
+        out.print(
+            f"{result.dropped} warm calls after the first {INTERVALS_KEPT} intervals were not kept", highlight=False
+        )
     out.print("finding: threads overlap at risk" if result.finding else "clean: no overlap at risk", highlight=False)
 
 

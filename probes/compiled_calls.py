@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from probes.call_recorder import Event, recording
+from probes.call_recorder import Event, ThreadState, recording
 from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target
 from probes.run_target import find_target, program, run
 
@@ -118,6 +118,12 @@ class Watching:
                 self._leaks["torch.compile returned the function itself: another thread exports", event.name,
                             event.thread] += 1  # fmt: skip
 
+    def warm(self, name: str, state: ThreadState, start_ns: int, end_ns: int) -> None:
+        """Count a warm call; a thread writes only its own tallies, so no lock is needed."""
+        tally = self._tallies[name, state.thread]
+        tally.calls += 1
+        tally.ran += 1
+
     def _call(self, event: Event) -> None:
         tally = self._tallies[event.name, event.thread]
         detail = event.detail
@@ -193,7 +199,7 @@ def watch() -> Iterator[Watching]:
     block are not seen. All hooks are removed on leaving, exceptions included.
     """
     watching = Watching()
-    with recording(watching.take):
+    with recording(watching):
         yield watching
 
 

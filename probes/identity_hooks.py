@@ -83,7 +83,7 @@ def _callers(frame: FrameType) -> str:
 
 
 def _compiling_here(recorder: Recorder) -> bool:
-    mine = recorder.mine
+    mine = recorder.mine.state
     if mine.compile_start_ns or mine.trace_depth or mine.phases:
         return True
     if torch_internals.compile_lock_state().owner == mine.ident:

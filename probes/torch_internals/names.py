@@ -83,6 +83,7 @@ NAMES: dict[str, PrivateName] = {
     "fx.preserve_node_meta": PrivateName("torch.fx.traceback", "should_preserve_node_meta"),
     "fx.annotate": PrivateName("torch.fx.traceback", "annotate"),
     "fx.traceback_copy": PrivateName("torch.fx.traceback", "copy"),
+    "fx.force_recompile": PrivateName("torch.fx._lazy_graph_module", "_LazyGraphModule.force_recompile"),
     "fx.forward_from_src": PrivateName("torch.fx.graph_module", "_forward_from_src"),
     # eager higher-order operators (uncompiled flex_attention, cond, while_loop, ...)
     "hop.set_env": PrivateName("torch._higher_order_ops.utils", "_set_compilation_env"),
@@ -100,6 +101,7 @@ NAMES: dict[str, PrivateName] = {
     "dynamo.compile_frame": PrivateName(_CONVERT, "_compile"),
     "dynamo.stance": PrivateName(_EVAL_FRAME, "_stance"),
     "dynamo.wrap": PrivateName(_EVAL_FRAME, "_TorchDynamoContext.__call__"),
+    "dynamo.patch_torch": PrivateName(_EVAL_FRAME, "TorchPatcher.patch"),
     "dynamo.set_stance": PrivateName(_EVAL_FRAME, "_set_stance"),
     "dynamo.call_backend": PrivateName("torch._dynamo.output_graph", "OutputGraph.call_user_compiler"),
     "dynamo.event_start": PrivateName("torch._dynamo.utils", "ChromiumEventLogger.log_event_start"),
