@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -73,8 +73,6 @@ def run_body(
     """Run `repro.bodies.<body>` in a child, with a strategy of dflash.attention in force there if one is named."""
     chosen = ["--strategy", strategy] if strategy is not None else []
     return run_child(["-m", "repro.run", body, *chosen, *arguments], limit_s, environment)
-
-
 
 
 def _environment(scratch: str, extra: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,9 @@ from repro.measure import Measurement
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("repro")
-    group.addoption("--strategy", default=None, help="strategy of dflash.attention that must turn each fault into a pass")
+    group.addoption(
+        "--strategy", default=None, help="strategy of dflash.attention that must turn each fault into a pass"
+    )
     group.addoption("--record", default=None, metavar="DIR", help="write one JSON file a measurement, for repro.matrix")
 
 

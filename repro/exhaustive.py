@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from probes.torch_internals import not_at_rest, snapshot
 from repro.fork import in_fork
 from repro.points import hooked
-from repro.rates import Rate
 from repro.schedule import Program, Run, Scheduler, explore
 from repro.strategy import Scope, in_force
 
@@ -30,7 +28,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "FXFLAG",
         "fx_flag",
-        frozenset({"trace.flagged", "trace.leaving", "trace.unpatched", "call.check", "call.callback"}),
+        frozenset({"trace.flagged", "trace.leaving", "trace.unpatched", "call.check"}),
         frozenset({"body"}),
     ),
     Subject(
@@ -51,7 +49,7 @@ SUBJECTS: tuple[Subject, ...] = (
         frozenset({"trace.leaving", "compile.unlocked"}),
         frozenset({"body", "between", "backend"}),
     ),
-    Subject("ANNOTATE", "annotate_keyerror", frozenset({"annotate.in"}), frozenset({"read"})),
+    Subject("ANNOTATE", "annotate_keyerror", frozenset({"annotate.left"}), frozenset({"read", "annotated"})),
 )
 
 
@@ -84,8 +82,10 @@ class Count:
             self.examples.setdefault(problem, judged.run.schedule)
 
     def __str__(self) -> str:
-        found = "; ".join(f"{problem}: {count} (e.g. {self.examples[problem]})" for problem, count in self.problems.most_common())
-        return f"{self.subject:12} {Rate(self.failing, self.schedules).shown} of {self.schedules} schedules fail. {found}"
+        found = "; ".join(
+            f"{problem}: {n} (e.g. {self.examples[problem]})" for problem, n in self.problems.most_common()
+        )
+        return f"{self.subject:12} {self.failing} of {self.schedules} schedules fail. {found}"
 
 
 def subject(name: str) -> Subject:
@@ -95,13 +95,20 @@ def subject(name: str) -> Subject:
 
 def play(entry: Subject, order: str, strategy: str | None = None) -> Judged:
     """One schedule in a fork: the strategy, the hooks, fresh programs, the order, the judgement."""
-    importlib.import_module(f"repro.bodies.{entry.body}")  # once, in the parent
-    return_value: Judged = in_fork(lambda: _play_here(entry, order, strategy))
-    return return_value
+    judged: Judged = in_fork(lambda: _play_here(entry, order, strategy))
+    return judged
+
+
+def load(entry: Subject) -> None:
+    """Run the programs once, alone, in this process: torch imports and registers much on first use, forks inherit it."""
+    for program in importlib.import_module(f"repro.bodies.{entry.body}").programs(str).values():
+        program()
+    snapshot()
 
 
 def count(entry: Subject, strategy: str | None = None) -> Count:
     """Every feasible schedule of the subject."""
+    load(entry)
     result = Count(entry.name, strategy)
     for judged in _all(entry, strategy):
         result.add(judged)
@@ -142,14 +149,10 @@ def _play_here(entry: Subject, order: str, strategy: str | None) -> Judged:
 
 def _in_scope(scope: Scope, program: Program) -> Program:
     def guarded() -> object:
-        with _entered(scope):
+        with scope(object()):  # a key that never came before: a cold step
             return program()
 
     return guarded
-
-
-def _entered(scope: Callable[[object], AbstractContextManager[object]]) -> AbstractContextManager[object]:
-    return scope(object())  # a key that never came before: a cold step
 
 
 def _problems(run: Run, left_behind: Callable[[], list[str]]) -> Iterator[str]:

@@ -16,7 +16,7 @@ Point = Callable[[str], None]
 POINTS = {
     "trace.enter": "Tracer.trace was called; the flag is not set yet",
     "trace.flagged": "the FX flag is set, no patcher yet",
-    "trace.patcher": "CURRENT_PATCHER is set, nn.Module is patched next (the program's own point marks the traced body)",
+    "trace.patcher": "CURRENT_PATCHER is set, nn.Module is patched next; the traced body follows",
     "trace.leaving": "the body was traced, patches and flag are still on",
     "trace.unpatched": "the patches were reverted, the flag is still on",
     "trace.restored": "flag and patches are as Tracer.trace found them",

@@ -43,5 +43,7 @@ def _made(name: str) -> Any:
             f"strategy {name!r}: expected dflash.attention.STRATEGIES, got {error}; run without --strategy"
         ) from error
     if name not in strategies:
-        raise UnknownStrategy(f"strategy {name!r}: expected one of {', '.join(sorted(strategies))}; choose one of these")
+        raise UnknownStrategy(
+            f"strategy {name!r}: expected one of {', '.join(sorted(strategies))}; choose one of these"
+        )
     return strategies[name]()

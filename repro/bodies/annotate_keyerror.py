@@ -9,32 +9,32 @@ from types import SimpleNamespace
 
 import torch
 import torch.fx.traceback
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 
 def programs(at: Callable[[str], object]) -> dict[str, Callable[[], object]]:
-    """A and B build a mask; `at("read")` is reached when `annotate` has looked for an annotation and set none yet."""
+    """A and B build a mask; `annotate` looks for an annotation, then reaches "read", sets one, reaches "annotated"."""
+    argsort = torch.argsort
 
     def build() -> None:
-        create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 32, 32, device="cpu", BLOCK_SIZE=32)
+        BlockMask.from_kv_blocks(torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32))
 
     torch.fx.traceback.copy = SimpleNamespace(copy=lambda value: (at("read"), copy.copy(value))[1])
+    torch.argsort = lambda *inputs, **options: (at("annotated"), argsort(*inputs, **options))[1]
     return {"A": build, "B": build}
 
 
 def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext, patience_s: float = 20.0) -> int:
-    both = threading.Barrier(2, timeout=patience_s)
+    a_annotated, b_read, a_done = threading.Event(), threading.Event(), threading.Event()
     failures: list[str] = []
-    waited: set[str] = set()
 
-    def at(_: str) -> None:
-        name = threading.current_thread().name
-        if name not in waited:  # the first of the two annotations that a mask needs
-            waited.add(name)
-            try:
-                both.wait()
-            except threading.BrokenBarrierError:
-                return
+    def at(place: str) -> None:
+        if (threading.current_thread().name, place) == ("A", "annotated"):
+            a_annotated.set()
+            b_read.wait(patience_s)
+        elif (threading.current_thread().name, place) == ("B", "read"):
+            b_read.set()
+            a_done.wait(patience_s)
 
     def build(program: Callable[[], object]) -> None:
         try:
@@ -44,10 +44,12 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
             failures.append(f"KeyError: {error}")
 
     threads = [threading.Thread(target=build, args=(work,), name=name) for name, work in programs(at).items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads[0].start()
+    a_annotated.wait(patience_s)
+    threads[1].start()
+    threads[0].join()
+    a_done.set()
+    threads[1].join()
     print(f"ANNOTATE-A {'shown' if failures else 'not shown'} on torch {torch.__version__}: {failures or 'two masks'}")
     return int(bool(failures))
 

@@ -30,7 +30,7 @@ def main(
     def train(number: int) -> None:
         torch._dynamo.config.force_compile_during_fx_trace = variant == "force"
         attention = torch.compile(flex_attention, dynamic=False)
-        for step in range(3):
+        for step in range(2):
             shape = (1, 2 + number + 2 * step, 1024, 64)
             q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
             with scope(shape), full_lock:

@@ -1,7 +1,5 @@
-"""DEADLOCK without a GPU: a thread that serves a queue stands in for the autograd engine's device thread.
-
-T1 compiles (holds compile_lock) and waits for it; it runs T2's backward, whose lazy compile waits for compile_lock.
-"""
+"""DEADLOCK without a GPU: a thread that serves a queue stands in for the autograd engine's device thread. T1 compiles,
+so holds compile_lock, and waits for it; it runs T2's backward, whose lazy compile waits for compile_lock."""
 
 import queue
 import sys
@@ -11,18 +9,18 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-jobs: queue.Queue[Callable[[], object]] = queue.Queue()
-
-
-def device_thread() -> None:
-    while True:
-        jobs.get()()
+jobs = queue.Queue()  # type: ignore[var-annotated]
 
 
 def on_device_thread(job: Callable[[], object]) -> None:
     done = threading.Event()
     jobs.put(lambda: (job(), done.set()))
     done.wait()
+
+
+def device_thread() -> None:
+    while True:
+        jobs.get()()
 
 
 def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext, patience_s: float = 20.0) -> int:
@@ -49,8 +47,7 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
     threads = [threading.Thread(target=work, daemon=True) for work in (device_thread, compile_t1, train_t2)]
     for thread in threads:
         thread.start()
-    forward_done.wait(120)
-    limit_s = 10 if compiling.wait(patience_s + 1) and in_backward.wait(patience_s) else 120
+    limit_s = 10 if forward_done.wait(120) and compiling.wait(patience_s + 1) and in_backward.wait(patience_s) else 120
     for thread in threads[1:]:
         thread.join(limit_s)
     stuck = [thread.name for thread in threads[1:] if thread.is_alive()]

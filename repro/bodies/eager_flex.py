@@ -27,8 +27,7 @@ def stress(scope: Scope) -> Counter[str]:
             with scope(key):
                 call()
         except Exception as error:  # noqa: BLE001 - whatever a race makes of an innocent call
-            counts[f"{kind} failed"] += 1
-            counts[f"{kind} {type(error).__name__}"] += 1
+            counts.update([f"{kind} failed", f"{kind} {type(error).__name__}"])
 
     def eager_step() -> None:
         q, k, v = (torch.randn(1, 1, 32, 16, requires_grad=True) for _ in range(3))
@@ -52,7 +51,9 @@ def stress(scope: Scope) -> Counter[str]:
 def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
     warnings.simplefilter("ignore")
     counts = stress(scope)
-    print(f"EAGERFLEX {'shown' if counts['eager failed'] else 'not shown'} on torch {torch.__version__}: {dict(sorted(counts.items()))}")
+    print(
+        f"EAGERFLEX {'shown' if counts['eager failed'] else 'not shown'} on torch {torch.__version__}: {dict(sorted(counts.items()))}"
+    )
     return int(counts["eager failed"] > 0)
 
 

@@ -50,7 +50,9 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
         leave.set()
         thread.join()
     outcome += ["is_compiling() stays True"] * torch.compiler.is_compiling()
-    print(f"EXPORTxCOMPILE {'shown' if outcome else 'not shown'} on torch {torch.__version__}: {outcome or 'all is well'}")
+    print(
+        f"EXPORTxCOMPILE {'shown' if outcome else 'not shown'} on torch {torch.__version__}: {outcome or 'all is well'}"
+    )
     return int(bool(outcome))
 
 

@@ -17,7 +17,10 @@ def programs(at: Callable[[str], object]) -> dict[str, Callable[[], object]]:
         return graph.forward
 
     broken_in_two = torch.compile(lambda x: (x + 1, pause(), x * 2), backend=backend)
-    return {"A": lambda: torch.fx.symbolic_trace(lambda x: (at("body"), x)[1]), "B": lambda: broken_in_two(torch.ones(2))}
+    return {
+        "A": lambda: torch.fx.symbolic_trace(lambda x: (at("body"), x)[1]),
+        "B": lambda: broken_in_two(torch.ones(2)),
+    }
 
 
 def left_behind() -> list[str]:
