@@ -18,7 +18,10 @@ verbs
   generate   an answer by speculative decoding
   prepare    conversations -> tokenised store; preview of the loss mask; answers by the target
   export     a checkpoint in z-lab's or speculators' format
-  bench      fixed-shape measurements (bench step)
+  bench      fixed-shape measurements (bench step, bench strategies)
+  doctor     checks before a training: torch, target, data, memory, time, disk
+  watch      follows a run from another terminal
+  report     one HTML page of one or more runs
 
 first steps
   dflash train                                       the embedded target, minutes on a CPU
@@ -138,6 +141,12 @@ def _bench(words: list[str]) -> int:
     return BENCHES[words[0]](words[1:])
 
 
+def _report(words: list[str]) -> int:
+    from dflash.report.verb import main
+
+    return main(words)
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
@@ -145,6 +154,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "prepare": _prepare,
     "export": _export,
     "bench": _bench,
+    "report": _report,
 }
 
 TRAIN_HELP = """\

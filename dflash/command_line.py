@@ -137,8 +137,7 @@ def _unknown(word: str, kind: type[Any]) -> ConfigError:
 
 def _one_line(box: str, kind: type[Any], arguments: Sequence[str]) -> ConfigError:
     """The message tyro draws in a box, as one line that names the option, what it takes and what it got."""
-    body = box.split("│ ────")[0]
-    text = " ".join(re.sub(r"[╭╮╰╯─│]", " ", body).split())
+    text = _inside(box)
     if match := re.search(r"invalid choice '(.*?)' for argument '(\S+)'\. Expected one of \((.*?)\)", text):
         got, name, choices = match.groups()
         listed = re.findall(r"'([^']*)'", choices)
@@ -151,9 +150,16 @@ def _one_line(box: str, kind: type[Any], arguments: Sequence[str]) -> ConfigErro
         name, count = match.groups()
         got = str(len(_values(arguments, name)) or "none")
         return ConfigError(f"{count} value{'s' * (count != '1')}", got, "see --help", where=name)
-    if required := re.findall(r"(--[\w.-]+)", text):
+    if required := re.findall(r"--[a-z][\w.-]*", text):
         return ConfigError("the required " + ", ".join(dict.fromkeys(required)), "nothing", "add it; see --help")
     return ConfigError("a readable command line", text, "see --help")
+
+
+def _inside(box: str) -> str:
+    """What a box says before it comes to help texts; borders are drawn, or left out, as the encoding has it."""
+    lines = [line.strip().strip("│|").strip() for line in box.splitlines()]
+    text = " ".join(line for line in lines if not re.fullmatch(r"\W*", line))
+    return " ".join(re.split(r"Argument helptext:|For full helptext", text)[0].split())
 
 
 def _wanted(option: str, kind: type[Any]) -> str:

@@ -18,7 +18,7 @@ from dflash.parts import Parts, build
 from dflash.progress import seeded
 from dflash.step import Stepper
 
-DESCRIPTION = "Options of `dflash train` choose what is measured; --bench.steps, --bench.warmup, --bench.json how."
+DESCRIPTION = "Options of `dflash train` choose what is measured; --bench.steps, --bench.warmup, --json how."
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class ReadyFeatures(FeatureSource):
 
 def main(words: Sequence[str]) -> int:
     """Parses, measures, prints."""
-    own, others = split_arguments(words, "bench")
+    # --json is no option of train, so it may be written short
+    own, others = split_arguments(["--bench.json" if word == "--json" else word for word in words], "bench")
     bench = parse(BenchStepConfig(), own, prog="dflash bench step")
     config = training_config(others, prog="dflash bench step", description=DESCRIPTION)
     times = measure(config, bench)
