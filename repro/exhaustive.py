@@ -100,7 +100,7 @@ def play(entry: Subject, order: str, strategy: str | None = None) -> Judged:
 
 
 def load(entry: Subject) -> None:
-    """Run the programs once, alone, in this process: torch imports and registers much on first use, forks inherit it."""
+    """Run the programs once, alone, in this process: what torch imports on first use, forks then inherit."""
     for program in importlib.import_module(f"repro.bodies.{entry.body}").programs(str).values():
         program()
     snapshot()

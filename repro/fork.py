@@ -1,4 +1,4 @@
-"""The result of a function in a forked copy of this process: torch is imported once, leaked state dies with the copy."""
+"""The result of a function in a forked copy of this process: torch is imported once, leaked state dies there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CACHEPOISON: code degraded by ANNOTATE is cached on disk under the clean graph's key; a later healthy process runs it."""
+"""CACHEPOISON: code degraded by ANNOTATE is cached on disk as the clean graph's; a later healthy process runs it."""
 
 import os
 import re

@@ -40,8 +40,7 @@ def stress(scope: Scope) -> Counter[str]:
     eager_step()
     attempt("compiled", "compiled", lambda: compiled(torch.ones(2)))
     threads = [threading.Thread(target=eager_thread) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
+    list(map(threading.Thread.start, threads))
     while any(thread.is_alive() for thread in threads):
         attempt("compiled", "compiled", lambda: compiled(torch.ones(2)))
         threads[0].join(0.001)
@@ -51,9 +50,8 @@ def stress(scope: Scope) -> Counter[str]:
 def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
     warnings.simplefilter("ignore")
     counts = stress(scope)
-    print(
-        f"EAGERFLEX {'shown' if counts['eager failed'] else 'not shown'} on torch {torch.__version__}: {dict(sorted(counts.items()))}"
-    )
+    shown = "shown" if counts["eager failed"] else "not shown"
+    print(f"EAGERFLEX {shown} on torch {torch.__version__}: {dict(sorted(counts.items()))}")
     return int(counts["eager failed"] > 0)
 
 

@@ -1,4 +1,4 @@
-"""EAGERFLEX, the victim: a warm compiled function raises while other threads call uncompiled flex_attention with grad."""
+"""EAGERFLEX, the victim: a warm compiled function raises while other threads call flex_attention eagerly with grad."""
 
 import sys
 import warnings

@@ -50,9 +50,8 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
         leave.set()
         thread.join()
     outcome += ["is_compiling() stays True"] * torch.compiler.is_compiling()
-    print(
-        f"EXPORTxCOMPILE {'shown' if outcome else 'not shown'} on torch {torch.__version__}: {outcome or 'all is well'}"
-    )
+    shown = "shown" if outcome else "not shown"
+    print(f"EXPORTxCOMPILE {shown} on torch {torch.__version__}: {outcome or 'all is well'}")
     return int(bool(outcome))
 
 

@@ -1,4 +1,4 @@
-"""ISCOMPILING: `torch.compiler.is_compiling()` is True in a thread that compiles nothing, and eager code changes path."""
+"""ISCOMPILING: `torch.compiler.is_compiling()` is True in a thread that compiles nothing; eager code changes path."""
 
 import sys
 import threading

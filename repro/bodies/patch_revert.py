@@ -1,9 +1,10 @@
-"""PATCHREVERT: a compile removes the patches of another thread's trace, whose modules then run instead of being traced."""
+"""PATCHREVERT: a compile reverts the patches of another thread's trace, and re-applies them after that trace."""
 
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -17,10 +18,8 @@ def programs(at: Callable[[str], object]) -> dict[str, Callable[[], object]]:
         return graph.forward
 
     broken_in_two = torch.compile(lambda x: (x + 1, pause(), x * 2), backend=backend)
-    return {
-        "A": lambda: torch.fx.symbolic_trace(lambda x: (at("body"), x)[1]),
-        "B": lambda: broken_in_two(torch.ones(2)),
-    }
+    trace = partial(torch.fx.symbolic_trace, lambda x: (at("body"), x)[1])
+    return {"A": trace, "B": lambda: broken_in_two(torch.ones(2))}
 
 
 def left_behind() -> list[str]:

@@ -1,4 +1,4 @@
-"""STANCE: `set_stance("force_eager")` in one thread makes another run uncompiled, and overlapping scopes make it stick."""
+"""STANCE: `set_stance("force_eager")` in one thread makes another run uncompiled; overlapping scopes make it stick."""
 
 import sys
 import threading
