@@ -58,7 +58,7 @@ class ThreadName:
 
 @dataclass(frozen=True)
 class Writing:
-    """One scope that wrote the flag: `began_s`, `ended_s` since the watch began; `ended_s` None while it runs."""
+    """One scope that wrote the flag or annotations: seconds since the watch began; `ended_s` None while it runs."""
 
     thread: ThreadName
     by: str
@@ -156,6 +156,7 @@ class FxRecorder:
         with ExitStack() as hooks:
             hooks.enter_context(ti.observed_traces(self._tracing))
             hooks.enter_context(ti.observed_higher_order_environments(self._higher_order))
+            hooks.enter_context(ti.observed_annotations(self._annotating))
             self._ask = hooks.enter_context(ti.observed_fx_checks(self._checked))
             for found in self._functions:
                 hooks.enter_context(rebound(found, self._watching(found)))
@@ -246,6 +247,11 @@ class FxRecorder:
 
     @contextmanager
     def _higher_order(self, by: str) -> Iterator[None]:
+        with self._scope(by, writes_true=False):
+            yield
+
+    @contextmanager
+    def _annotating(self, by: str) -> Iterator[None]:
         with self._scope(by, writes_true=False):
             yield
 

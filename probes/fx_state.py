@@ -143,7 +143,7 @@ def show(report: FxStateReport, out: Console) -> None:
     for where, thread, verdict, count in report.readings_by_place:
         table.add_row(where, thread, str(count), verdict)
     out.print(table)
-    out.print(f"scopes that wrote the flag: {_writers_in_words(report.writings)}", soft_wrap=True)
+    out.print(f"scopes that wrote the flag or FX metadata: {_writers_in_words(report.writings)}", soft_wrap=True)
     for overlap in report.overlaps[:SHOWN]:
         out.print(f"  {overlap}", soft_wrap=True)
     if len(report.overlaps) > SHOWN:

@@ -47,6 +47,7 @@ from probes.torch_internals.fx import (
     swapped_code,
 )
 from probes.torch_internals.hooks import (
+    observed_annotations,
     observed_fx_checks,
     observed_higher_order_environments,
     observed_traces,
@@ -122,6 +123,7 @@ __all__ = [
     "module_call_is_original",
     "module_getattr_is_original",
     "not_at_rest",
+    "observed_annotations",
     "observed_fx_checks",
     "observed_higher_order_environments",
     "observed_traces",

@@ -6,12 +6,15 @@ All are per process, restore torch on leaving, and change neither results nor th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
-from probes.torch_internals.names import replaced, resolve
+import torch
+
+from probes.torch_internals.names import UnsupportedTorch, replaced, resolve
 
 Bracket = Callable[[str], AbstractContextManager[None]]
 _PLACEHOLDER = "the callable that takes this constant's place"
@@ -46,6 +49,40 @@ def observed_higher_order_environments(bracket: Bracket) -> Iterator[None]:
 
 
 @contextmanager
+def observed_annotations(bracket: Bracket) -> Iterator[None]:
+    """Enter `bracket("annotate({...})")` round every `torch.fx.traceback.annotate` block: it writes process metadata.
+
+    The generator's code is swapped, not the name: dynamo recognises `annotate` by identity when it compiles one.
+    """
+    generator = _plain_generator(resolve("fx.annotate"))
+    previous: CodeType = generator.__code__
+    original = contextmanager(FunctionType(previous, generator.__globals__))
+
+    @contextmanager
+    def annotate(annotation: dict[str, Any]) -> Iterator[None]:
+        with bracket(f"annotate({annotation})"), original(annotation):
+            yield
+
+    def template(annotation_dict: dict[str, Any]) -> Iterator[None]:
+        call: Any = "the callable that takes this constant's place"
+        with call(annotation_dict):
+            yield
+
+    generator.__code__ = _with_constant(template.__code__, annotate)
+    try:
+        yield
+    finally:
+        generator.__code__ = previous
+
+
+def _plain_generator(function: Any) -> Any:
+    inner = inspect.unwrap(function)
+    if not inspect.isgeneratorfunction(inner) or inner.__code__.co_freevars:
+        raise UnsupportedTorch(f"plain generator behind {function!r}", torch.__version__)
+    return inner
+
+
+@contextmanager
 def observed_fx_checks(asked: Callable[[Callable[[], bool]], bool]) -> Iterator[Callable[[], bool]]:
     """Route every `is_fx_symbolic_tracing()` of the process through `asked(ask)`; yields the unobserved `ask`.
 
@@ -66,12 +103,17 @@ def observed_fx_checks(asked: Callable[[Callable[[], bool]], bool]) -> Iterator[
 
 
 def _code_calling(target: Callable[[], bool]) -> CodeType:
-    """A code object without arguments or globals that returns `target()`: the callable sits among its constants."""
+    """A code object without arguments or globals that returns `target()`."""
 
-    def direct() -> Any:
+    def template() -> Any:
         call: Any = "the callable that takes this constant's place"
         return call()
 
-    constants = tuple(target if value == _PLACEHOLDER else value for value in direct.__code__.co_consts)
+    return _with_constant(template.__code__, target)
+
+
+def _with_constant(code: CodeType, target: Callable[..., Any]) -> CodeType:
+    """The code with its placeholder constant replaced by a callable: no global name and no cell is needed."""
+    constants = tuple(target if value == _PLACEHOLDER else value for value in code.co_consts)
     assert target in constants, "the compiler folded the placeholder away"
-    return direct.__code__.replace(co_consts=constants)
+    return code.replace(co_consts=constants)

@@ -112,3 +112,35 @@ def test_the_eager_higher_order_environment_counts_as_a_writer():
     with watch_fx_state() as watch, ti.resolve("hop.set_env")():
         pass
     assert [writing.by for writing in watch.report().writings] == ["eager higher-order operator"]
+
+
+def test_building_a_mask_uncompiled_traces_nothing_but_annotates_globally_from_2_13(child):
+    done = child("-m", "probes.fx_state", "--json", "--", PROGRAM.with_name("build_mask.py"))
+    report = json.loads(done.stdout.splitlines()[-1])
+    written = {writing["by"] for writing in report["writings"]}
+    expected = {"annotate({'fallback_to_eager': True})"} if ti.torch_release() >= (2, 13) else set()
+    assert written == expected
+    assert report["verdict"] == Verdict.NEVER.value
+
+
+def test_a_compiled_annotation_is_the_same_under_the_probe():
+    def annotated(x):
+        with torch.fx.traceback.annotate({"tag": 1}):
+            return x + 1
+
+    def custom_metadata():
+        seen = []
+
+        def backend(graph, inputs):
+            seen.extend(node.meta.get("custom") for node in graph.graph.nodes)
+            return graph.forward
+
+        torch._dynamo.reset()
+        torch.compile(annotated, backend=backend)(torch.ones(2))
+        return seen
+
+    alone = custom_metadata()
+    with watch_fx_state():
+        watched = custom_metadata()
+    assert watched == alone
+    assert {"tag": 1} in alone
