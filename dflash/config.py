@@ -8,7 +8,7 @@ from typing import Literal
 
 from dflash.errors import ConfigError
 
-StrategyName = Literal["auto", "eager", "sdpa", "locked-compile", "force-compile"]
+StrategyName = Literal["auto", "eager", "sdpa", "locked-compile", "force-compile", "isolated"]
 
 
 @dataclass(frozen=True)

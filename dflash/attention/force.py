@@ -1,15 +1,17 @@
 """Strategy force-compile: torch's own switch that skips the nested-trace check, set in the calling thread."""
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from functools import wraps
+from typing import Any, cast
 
 import torch
 
 from dflash.attention.base import Fn, Role
+from dflash.attention.counted_scope import CountedScope
 from dflash.errors import StrategyError
-from probes.torch_internals import config_is_per_context, dynamo_config
+from probes.torch_internals import config_is_per_context, dynamo_config, is_compiling, observed_traces
 
 FLAG = "force_compile_during_fx_trace"
 
@@ -24,8 +26,8 @@ class ForceCompile:
             raise StrategyError(f"torch with dynamo's {FLAG} (2.11 to 2.15)", torch.__version__, "use locked-compile")
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
-        """Returns the compiled function."""
-        return cast(Fn, torch.compile(fn, dynamic=False))
+        """Returns the compiled function; a call from a trace of its own thread is a StrategyError."""
+        return cast(Fn, _refused_in_own_trace(torch.compile(fn, dynamic=False), fn))
 
     def thread_scope(self) -> AbstractContextManager[None]:
         """Sets the flag for this thread (torch >= 2.12), or for the process while any thread is inside (2.11)."""
@@ -36,34 +38,54 @@ class ForceCompile:
         return nullcontext()
 
 
-class _Holders:
-    """Counts threads inside `forced`: in torch 2.11 the flag is one for the process; the last one out restores it."""
+class _Depth(threading.local):
+    """How many traces of the calling thread are in progress."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-        self.before = False
+    traces = 0
 
 
-_HOLDERS = _Holders()
+_DEPTH = _Depth()
+
+
+@contextmanager
+def _one_trace(tracer: str) -> Iterator[None]:
+    _DEPTH.traces += 1
+    try:
+        yield
+    finally:
+        _DEPTH.traces -= 1
+
+
+def _refused_in_own_trace(compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The flag hides this thread's own trace from torch too, so torch's refusal is made here."""
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _DEPTH.traces and not is_compiling():
+            raise StrategyError(
+                "a compiled call outside any trace of its thread", "one inside", "trace the uncompiled function"
+            )
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _flag_set() -> Iterator[None]:
+    with dynamo_config().patch(**{FLAG: True}):
+        yield
+
+
+_FLAG_FOR_ALL = CountedScope(_flag_set)
+_TRACES_COUNTED = CountedScope(lambda: observed_traces(_one_trace))
 
 
 @contextmanager
 def forced() -> Iterator[None]:
-    """Sets dynamo's flag and restores it; per thread from torch 2.12, counted per process in 2.11."""
-    config = dynamo_config()
-    with _HOLDERS.lock:
-        before = getattr(config, FLAG)
-        if _HOLDERS.count == 0:
-            _HOLDERS.before = before
-        _HOLDERS.count += 1
-        setattr(config, FLAG, True)
-    try:
+    """Sets dynamo's flag and restores it; per thread from torch 2.12, counted per process in 2.11.
+
+    Meanwhile counts each thread's own traces, for the process.
+    """
+    flag = _flag_set() if config_is_per_context() else _FLAG_FOR_ALL.entered()
+    with _TRACES_COUNTED.entered(), flag:
         yield
-    finally:
-        with _HOLDERS.lock:
-            _HOLDERS.count -= 1
-            if config_is_per_context():
-                setattr(config, FLAG, before)
-            elif _HOLDERS.count == 0:
-                setattr(config, FLAG, _HOLDERS.before)

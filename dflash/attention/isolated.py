@@ -1,6 +1,5 @@
 """Strategy isolated: tracing and compiling touch the thread that does it and no other."""
 
-import threading
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import cast
@@ -8,55 +7,36 @@ from typing import cast
 import torch
 
 from dflash.attention.base import Fn, Role
+from dflash.attention.cold_steps import ColdSteps, LateCompile
+from dflash.attention.compile_watch import watched_compiles
+from dflash.attention.counted_scope import CountedScope
+from dflash.attention.gate import PROCESS_GATE, Gate
 from dflash.attention.isolated_owner import Owner
 from dflash.attention.isolated_patches import patches
-from dflash.attention.locked import PROCESS_GATE, Gate, LockedCompile
 from dflash.errors import StrategyError
-from probes.torch_internals import (
-    compile_lock,
-    config_is_per_context,
-    current_patcher,
-    functorch_config,
-    resolve,
-)
+from probes.torch_internals import compile_lock, config_is_per_context, current_patcher, functorch_config, resolve
 
 # releases on which the race suite was run with it and without it
 PROVED_ON = ((2, 11), (2, 13), (2, 14))
 
 
-class _Installation:
-    """Counts the scopes of all threads: the first one patches torch, the last one restores it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.scopes = 0
-        self.stack = ExitStack()
-
-    def enter(self) -> None:
-        with self.lock:
-            if self.scopes == 0:
-                self._install()
-            self.scopes += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.scopes -= 1
-            if self.scopes == 0:
-                # a trace that still runs under the patches ends first
-                with compile_lock():
-                    self.stack.close()
-
-    def _install(self) -> None:
+@contextmanager
+def _patched() -> Iterator[None]:
+    with ExitStack() as stack:
+        # no compile begins before all patches are in, or ends after the first is gone
         with compile_lock():
             if current_patcher() is not None:
                 raise StrategyError("no trace in progress", "one in this process", "enter isolated_tracing() earlier")
-            with ExitStack() as stack:
-                for patch in patches(Owner()):
-                    stack.enter_context(patch)
-                self.stack = stack.pop_all()
+            for patch in patches(Owner()):
+                stack.enter_context(patch)
+        try:
+            yield
+        finally:
+            with compile_lock():
+                stack.close()
 
 
-_INSTALLATION = _Installation()
+_PATCHED = CountedScope(_patched)
 
 
 @contextmanager
@@ -71,11 +51,8 @@ def isolated_tracing() -> Iterator[None]:
     (`backward_ahead` avoids it). StrategyError on a torch that it was not proved on.
     """
     _refuse_unproved()
-    _INSTALLATION.enter()
-    try:
+    with _PATCHED.entered():
         yield
-    finally:
-        _INSTALLATION.leave()
 
 
 def _refuse_unproved() -> None:
@@ -85,45 +62,27 @@ def _refuse_unproved() -> None:
         raise StrategyError(
             f"torch {proved}, on which isolated tracing was proved",
             torch.__version__,
-            "use --attn-strategy locked-compile, which patches nothing",
+            "use --attn-strategy locked-compile, which changes nothing in torch's tracing",
         )
 
 
-class _Ahead:
-    """Counts scopes of `backward_ahead` in torch 2.11, where the setting is one for the process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.scopes = 0
-        self.before = False
-
-
-_AHEAD = _Ahead()
-
-
 @contextmanager
-def backward_ahead() -> Iterator[None]:
+def _compiled_ahead() -> Iterator[None]:
+    with functorch_config().patch(force_non_lazy_backward_lowering=True):
+        yield
+
+
+_AHEAD_FOR_ALL = CountedScope(_compiled_ahead)
+
+
+def backward_ahead() -> AbstractContextManager[None]:
     """Compiles a function's backward together with its forward, in the thread that calls it.
 
     Without it the backward is compiled in autograd's thread of the device: one that another thread's trace may wait
-    for while it holds compile_lock, which hangs both. Per thread from torch 2.12, per process (counted) in 2.11.
+    for while it holds compile_lock, which hangs both. Per thread from torch 2.12; in 2.11, where settings are one for
+    the process, from the first scope of any thread to the last.
     """
-    config = functorch_config()
-    with _AHEAD.lock:
-        before = config.force_non_lazy_backward_lowering
-        if _AHEAD.scopes == 0:
-            _AHEAD.before = before
-        _AHEAD.scopes += 1
-        config.force_non_lazy_backward_lowering = True
-    try:
-        yield
-    finally:
-        with _AHEAD.lock:
-            _AHEAD.scopes -= 1
-            if config_is_per_context():
-                config.force_non_lazy_backward_lowering = before
-            elif _AHEAD.scopes == 0:
-                config.force_non_lazy_backward_lowering = _AHEAD.before
+    return _compiled_ahead() if config_is_per_context() else _AHEAD_FOR_ALL.entered()
 
 
 class Isolated:
@@ -138,7 +97,17 @@ class Isolated:
 
     def __init__(self, gate: Gate = PROCESS_GATE) -> None:
         _refuse_unproved()
-        self._steps = LockedCompile(gate)
+        self._steps = ColdSteps(gate)
+
+    @property
+    def cold_steps(self) -> int:
+        """Steps that ran alone."""
+        return self._steps.cold
+
+    @property
+    def late_compiles(self) -> tuple[LateCompile, ...]:
+        """Compiles beside other steps; safe here, but they cost time."""
+        return tuple(self._steps.late)
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function; a call outside any step is safe, but other threads' random state is not."""
@@ -150,12 +119,9 @@ class Isolated:
     @contextmanager
     def thread_scope(self) -> Iterator[None]:
         """Patches torch while any thread is inside; compiles this thread's backward ahead."""
-        with isolated_tracing(), backward_ahead():
+        with isolated_tracing(), backward_ahead(), watched_compiles():
             yield
 
     def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
         """Exclusive while `key` is cold, shared afterwards."""
-        return self._steps.step_scope(key)
-
-
-__all__ = ["PROVED_ON", "Isolated", "backward_ahead", "isolated_tracing"]
+        return self._steps.step(key)

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate
 
 from dflash.attention import isolated_owner
+from dflash.attention.gate import Gate
 from dflash.attention.isolated import PROVED_ON, Isolated, backward_ahead, isolated_tracing
-from dflash.attention.locked import Gate
 from dflash.errors import StrategyError
 from probes.torch_internals import (
     RANDOM_FIELDS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash.attention.select import choose
+from dflash.attention.select import Workload, choose
 from dflash.data.documents import Document
 from dflash.data.rows import collate
 from dflash.drafter.anchors import Anchors, draw_anchors
@@ -56,7 +56,7 @@ def test_training_logits_of_every_block_equal_step_by_step_decoding(
 ) -> None:
     window, causal = LAYERS[kind]
     drafter = make_drafter(window=window, causal=causal)
-    drafter.use_attention(choose(*backend, "cpu", trains=False))
+    drafter.use_attention(choose(*backend, "cpu", workload=Workload(trains=False)))
     rows = make_rows(lengths, tokens=40)
     features = make_features(rows)
     anchors = draw(rows, drafter)
