@@ -1,4 +1,4 @@
-"""`python -m repro.matrix` prints repro/matrix.json as REPORT.md's table; `merge DIR...` makes it from recorded runs."""
+"""`python -m repro.matrix` prints repro/matrix.json as REPORT.md's table; `merge DIR...` adds recorded runs to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(path: Path, folders: Iterable[Path]) -> None:
 
 
 def render(matrix: dict[str, Any]) -> str:
-    """Markdown: one row a fault and strategy, one column a torch version; k of n, with the Wilson interval where n > 1."""
+    """Markdown: a row a fault and strategy, a column a torch version; k of n with the Wilson interval where n > 1."""
     cells = {_key(cell): cell for cell in matrix["cells"]}
     versions = sorted({cell["torch"] for cell in matrix["cells"]})
     rows = sorted({(cell["fault"], cell["strategy"]) for cell in matrix["cells"]}, key=_order)

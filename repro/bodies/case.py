@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +46,6 @@ def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
             except Exception as error:  # noqa: BLE001 - whatever a race makes of an innocent step
                 counts.update(["failed", f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"])
 
-    warnings.simplefilter("ignore")
     device, backend = ("cuda", "inductor") if CUDA else ("cpu", "aot_eager")
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # torch 2.11 without a GPU crashes without it
     with ThreadPoolExecutor(THREADS) as threads:

@@ -12,12 +12,9 @@ import torch
 def programs(at: Callable[[str], object]) -> dict[str, Callable[[], object]]:
     """A traces; B compiles the second half of a function that it began before A's trace."""
     pause = torch._dynamo.disable(lambda: at("between"))
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        at("backend")
-        return graph.forward
-
-    broken_in_two = torch.compile(lambda x: (x + 1, pause(), x * 2), backend=backend)
+    broken_in_two = torch.compile(
+        lambda x: (x + 1, pause(), x * 2), backend=lambda graph, _: (at("backend"), graph.forward)[1]
+    )
     trace = partial(torch.fx.symbolic_trace, lambda x: (at("body"), x)[1])
     return {"A": trace, "B": lambda: broken_in_two(torch.ones(2))}
 
