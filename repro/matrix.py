@@ -72,9 +72,8 @@ def _text(cell: Cell | None) -> str:
     if cell is None:
         return "not run"
     if cell["trials"] == 1:
-        text = {"clean": "no", "shown": "**yes**", "crashed": "**crash**", "hung": "**hang**"}.get(
-            cell["verdicts"][0], cell["verdicts"][0]
-        )
+        verdict = str(cell["verdicts"][0])
+        text = {"clean": "no", "shown": "**yes**", "crashed": "**crash**", "hung": "**hang**"}.get(verdict, verdict)
     elif cell["fault"].startswith("SCHEDULES"):
         text = f"{cell['shown']} of {cell['trials']} schedules"  # all there are: no interval
     else:

@@ -18,7 +18,7 @@ def later_process() -> int:
     """Eager calls of aten.sin in the code that one thread, with no mask builder, gets for the same function."""
     function = torch.compile(lambda x: torch.sin(x) * 1.1 + 1, dynamic=False)
     _, code = run_and_get_code(function, torch.ones(8))
-    return code[0].count("torch.ops.aten.sin")
+    return int(code[0].count("torch.ops.aten.sin"))
 
 
 def count_in_later_process() -> int:

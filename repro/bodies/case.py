@@ -42,7 +42,7 @@ def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
             counts["steps"] += 1
             try:
                 with scope((number, tokens)):
-                    layer(*qkv, build_mask(tokens)).sum().backward()
+                    layer(*qkv, build_mask(tokens)).sum().backward()  # type: ignore[no-untyped-call]
             except Exception as error:  # noqa: BLE001 - whatever a race makes of an innocent step
                 counts.update(["failed", f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"])
 

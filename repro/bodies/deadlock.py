@@ -36,7 +36,7 @@ def main(
             with scope(shape), full_lock:
                 with forward_lock:
                     loss = attention(q, k, v, block_mask=mask).float().sum()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
 
     threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:

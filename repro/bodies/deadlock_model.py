@@ -14,7 +14,7 @@ jobs = queue.Queue()  # type: ignore[var-annotated]
 
 def on_device_thread(job: Callable[[], object]) -> None:
     done = threading.Event()
-    jobs.put(lambda: (job(), done.set()))
+    jobs.put(lambda: (job(), done.set()))  # type: ignore[func-returns-value]
     done.wait()
 
 
@@ -26,7 +26,7 @@ def device_thread() -> None:
 def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext, patience_s: float = 20.0) -> int:
     forward_done, compiling, in_backward = threading.Event(), threading.Event(), threading.Event()
 
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
         compiling.set()
         in_backward.wait(patience_s)
         on_device_thread(lambda: None)  # flex: tracing its joint graph runs autograd on the device thread
@@ -42,7 +42,7 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
             loss = torch.compile(lambda x: (x * x.sin()).sum())(torch.ones(2, requires_grad=True))
             forward_done.set()
             compiling.wait(patience_s)
-            on_device_thread(lambda: (in_backward.set(), loss.backward()))
+            on_device_thread(lambda: (in_backward.set(), loss.backward()))  # type: ignore[func-returns-value]
 
     threads = [threading.Thread(target=work, daemon=True) for work in (device_thread, compile_t1, train_t2)]
     for thread in threads:

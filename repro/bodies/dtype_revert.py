@@ -11,7 +11,7 @@ import torch
 def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext, patience_s: float = 20.0) -> int:
     inside, leave = threading.Event(), threading.Event()
 
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
         inside.set()
         leave.wait(patience_s)
         return graph.forward

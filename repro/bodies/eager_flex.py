@@ -31,7 +31,7 @@ def stress(scope: Scope) -> Counter[str]:
 
     def eager_step() -> None:
         q, k, v = (torch.randn(1, 1, 32, 16, requires_grad=True) for _ in range(3))
-        flex.flex_attention(q, k, v, block_mask=mask).sum().backward()
+        flex.flex_attention(q, k, v, block_mask=mask).sum().backward()  # type: ignore[no-untyped-call]
 
     def eager_thread() -> None:
         for _ in range(CALLS):

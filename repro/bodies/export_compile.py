@@ -21,7 +21,7 @@ class Model(torch.nn.Module):
 
 
 def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext, patience_s: float = 20.0) -> int:
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
         compiling.set()
         leave_compile.wait(patience_s)
         return graph.forward

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 THREADS = 3
 
@@ -19,7 +19,7 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
     failures: list[str] = []
     start = threading.Barrier(THREADS)
 
-    def build(tokens: int) -> object:
+    def build(tokens: int) -> BlockMask:
         with scope(object()):
             return create_block_mask(lambda b, h, q, k: q >= k, 1, 1, tokens, tokens, device=device)
 

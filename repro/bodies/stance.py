@@ -14,12 +14,16 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
     leave = {name: threading.Event() for name in "AB"}
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        return lambda *inputs: (compiled_calls.append(1), graph.forward(*inputs))[1]
+        def run(*inputs: torch.Tensor) -> object:
+            compiled_calls.append(1)
+            return graph.forward(*inputs)
+
+        return run
 
     def ran_compiled() -> bool:
         before = len(compiled_calls)
         with scope("call"):
-            function(torch.ones(2))
+            compiled(torch.ones(2))
         return len(compiled_calls) > before
 
     def eager_for_a_while() -> None:
@@ -28,7 +32,7 @@ def main(scope: Callable[[object], AbstractContextManager[object]] = nullcontext
             entered[name].set()
             leave[name].wait(patience_s)
 
-    function = torch.compile(lambda x: x + 1, backend=backend)
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
     assert ran_compiled(), "the control does not run compiled code"
     threads = {name: threading.Thread(target=eager_for_a_while, name=name) for name in "AB"}
     threads["A"].start()
