@@ -10,6 +10,7 @@ from dflash import checkpoint
 from dflash.command_line import read_saved
 from dflash.config import FREE_ON_RESUME as FREE
 from dflash.config import TrainConfig, same_training
+from dflash.environment import environment
 from dflash.errors import CheckpointError, OutputError
 
 MARKER = "dflash-run"
@@ -84,7 +85,7 @@ def create(run: RunDirectory, config: TrainConfig) -> None:
             _check_only_a_run(run.path)
             _empty(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
-        body = {"format": MARKER, "config": asdict(config)}
+        body = {"format": MARKER, "config": asdict(config), "environment": environment()}
         replace_text(run.config, json.dumps(body, indent=1, default=str) + "\n")
     except OSError as error:
         got, remedy = error.strerror or str(error), "choose another --output"

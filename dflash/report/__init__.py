@@ -1,0 +1,1 @@
+"""`dflash report`: runs as one self-contained page."""
