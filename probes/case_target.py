@@ -33,9 +33,12 @@ class BareCompile:
 
     name = "bare-compile"
 
+    def __init__(self, compiler: str) -> None:
+        self.compiler = compiler
+
     def compile(self, fn: Any, *, role: str) -> Any:
         """A compiled `fn` of its own for this drafter, so that every thread has a first compile."""
-        return torch.compile(fn, dynamic=False)
+        return torch.compile(fn, dynamic=False, backend=self.compiler)
 
     def thread_scope(self) -> AbstractContextManager[None]:
         """Nothing round a thread."""
@@ -79,7 +82,9 @@ def _backend(options: argparse.Namespace) -> Any:
     from dflash.attention.select import choose
 
     if options.strategy == BareCompile.name:
-        return replace(choose("locked-compile", "auto", "cpu"), strategy=BareCompile(), reason="the case's own way")
+        return replace(
+            choose("locked-compile", "auto", "cpu"), strategy=BareCompile(options.compiler), reason="the case's own way"
+        )
     return choose(options.strategy, "auto", "cpu", threads=options.threads)
 
 
@@ -127,6 +132,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--strategy", default=BareCompile.name)
+    parser.add_argument(
+        "--compiler", default="inductor", help="backend of bare-compile; aot_eager needs no C++ compiler"
+    )
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--anchors", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
