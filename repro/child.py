@@ -81,6 +81,7 @@ def _environment(scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(Path(scratch) / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of helper processes: quicker to start, nothing to leave behind
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # pays only from the second C++ kernel on
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # saves a trial compile and two more imports of torch for each empty cache
         "PYTHONUNBUFFERED": "1",
     }
     return {**os.environ, **fresh, **extra}
