@@ -53,3 +53,13 @@ class Stopped(DflashError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+class OutOfMemory(DflashError):
+    """A device has no memory left; the message names the options that need less. Exit code 1."""
+
+
+class Hung(DflashError):
+    """Nothing moved for longer than --watchdog allows; the stacks are in the run directory. Exit code 3."""
+
+    exit_code = 3
