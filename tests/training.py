@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
+from dflash import checkpoint
 from dflash.config import DataOptions, DrafterOptions, EvalOptions, OptimOptions, TargetOptions, TrainConfig
 from dflash.log import RunLog
 from dflash.metrics_file import read
@@ -71,3 +74,14 @@ def unchanged(path: Path) -> Iterator[None]:
     before = state()
     yield
     assert state() == before
+
+
+def newest_weights(config: TrainConfig) -> dict[str, Tensor]:
+    """The drafter of a run's newest checkpoint."""
+    return checkpoint.load(checkpoint.newest(config.output / "checkpoints")).weights
+
+
+def same_weights(a: TrainConfig, b: TrainConfig) -> bool:
+    """Whether two runs ended with the same bits."""
+    x, y = newest_weights(a), newest_weights(b)
+    return x.keys() == y.keys() and all(torch.equal(x[name], y[name]) for name in x)
