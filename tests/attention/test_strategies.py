@@ -6,16 +6,20 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dflash.attention.base import step_key
-from dflash.attention.force import FLAG, forced
+from dflash.attention.compiled_calls import counted_compiled_calls
+from dflash.attention.force import FLAG, ForceCompile, forced
 from dflash.attention.locked import LockedCompile
 from dflash.attention.select import STRATEGIES, choose
 from dflash.drafter.model import DFlashDrafter
 from dflash.drafter.objectives import CrossEntropy
-from probes.torch_internals import config_is_per_context, dynamo_config
+from dflash.errors import StrategyError
+from probes.torch_internals import RANDOM_FIELDS, config_is_per_context, differences, dynamo_config, snapshot
 from tests.drafter.parts import draw, make_drafter, make_features, make_rows
 
+COMPILED = ("locked-compile", "force-compile", "isolated")
 Result = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -51,8 +55,29 @@ def test_loss_and_gradients_equal_plain_sdpa_in_every_step(strategy: str, scope:
         assert_same(step(drafter, seed=seed), step(reference, seed=seed))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_instances_run_their_own_code_and_leave_torch_as_it_was_also_after_exceptions(
+    strategy: str,
+) -> None:
+    before = snapshot()
+    reference, drafters = built("sdpa"), [built(strategy), built(strategy)]
+    with counted_compiled_calls() as count:
+        for seed in range(2):
+            expected = step(reference, seed=seed)
+            for drafter in drafters:
+                assert_same(step(drafter, seed=seed), expected)
+        ran = count.value()
+    # two instances, two steps, two layers, forward and backward
+    assert ran == (16 if strategy in COMPILED else 0)
+    made = STRATEGIES[strategy]()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), made.thread_scope(), made.step_scope("key"):
+            raise ZeroDivisionError
+    assert not differences(before, snapshot(), ignore=RANDOM_FIELDS)
+
+
 @pytest.mark.parametrize("scope", ["attention", "layer"])
-@pytest.mark.parametrize("strategy", ["locked-compile", "force-compile"])
+@pytest.mark.parametrize("strategy", COMPILED)
 def test_steps_of_one_shape_never_recompile_and_another_shape_does(strategy: str, scope: str) -> None:
     drafter = built(strategy, scope)
     step(drafter)
@@ -133,6 +158,27 @@ def test_the_force_flag_is_set_inside_the_scope_and_restored_after_overlapping_s
     assert seen == [True, before]
     assert outside is (before if config_is_per_context() else True)  # 2.11: one flag, kept while a thread needs it
     assert getattr(config, FLAG) is before
+
+
+def test_force_compile_refuses_a_call_from_its_own_threads_trace_and_runs_beside_another_threads() -> None:
+    strategy = ForceCompile()
+    call = strategy.compile(lambda x: x * 2, role="attention")
+    inside, leave = threading.Event(), threading.Event()
+
+    def traced(x: Tensor) -> Tensor:
+        inside.set()
+        leave.wait(60)
+        return x + 1
+
+    with strategy.thread_scope():
+        with pytest.raises(StrategyError, match="outside any trace of its thread"):
+            make_fx(call)(torch.ones(2))
+        thread = threading.Thread(target=lambda: make_fx(traced)(torch.ones(2)))
+        thread.start()
+        assert inside.wait(60)
+        assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+        leave.set()
+        thread.join(60)
 
 
 def test_step_keys_tell_shapes_dtypes_grad_mode_and_autocast_apart() -> None:
