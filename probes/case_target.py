@@ -85,7 +85,7 @@ def _backend(options: argparse.Namespace) -> Any:
         return replace(
             choose("locked-compile", "auto", "cpu"), strategy=BareCompile(options.compiler), reason="the case's own way"
         )
-    return choose(options.strategy, "auto", "cpu", threads=options.threads)
+    return choose(options.strategy, "auto", "cpu")
 
 
 def step(drafter: Any, options: argparse.Namespace) -> str:
