@@ -233,6 +233,8 @@ def test_a_resumed_run_needs_no_options_and_refuses_others(
     assert "got optim.lr = 0.5 (the run has" in capsys.readouterr().err
     assert main([*small_words(tmp_path, tiny_target_dir), "--overwrite", "--steps", "2"]) == 0
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    # begun with --overwrite, which must not come back with the run's own options
+    assert main(["train", "--resume", "--output", str(run)]) == 0
 
 
 def test_ctrl_c_in_a_real_process_saves_and_exits_130(tmp_path: Path, tiny_target_dir: Path) -> None:
