@@ -17,6 +17,7 @@ from dflash.progress import Progress, pack, seeded, unpack
 from dflash.run_directory import RunDirectory
 from dflash.signals import EvaluationAbandoned, StopRequest, stop_on_signals
 from dflash.step import Stepper, StepResult
+from dflash.warm_up import late_compiles, warm_up
 
 # steps in a row without a single valid anchor, after which the data cannot be right
 MAX_EMPTY_STEPS = 100
@@ -68,11 +69,25 @@ class Training:
             MetricsFile(self.run.metrics) as self.metrics,
             self.parts.attention.strategy.thread_scope(),
         ):
+            self.compile_ahead()
             self.catch_up()
             for micro_batches in self.step_batches():
                 result = self.stepper.step(progress.step, micro_batches)
                 self.account(result, micro_batches[-1])
                 self.evaluate_and_save()
+            self.note_late_compiles()
+
+    def compile_ahead(self) -> None:
+        """The warm-up, unless it is switched off or nothing is compiled."""
+        compiled = warm_up(self.stepper, lambda d, n: self.log.part("compile", d, n)) if self.config.warm_up else None
+        if compiled is not None:
+            self.log.line(str(compiled))
+
+    def note_late_compiles(self) -> None:
+        """What was compiled during the run after all, and why."""
+        for late in late_compiles(self.parts.attention.strategy):
+            self.metrics.write("late_compile", self.progress.step, {"thread": late.thread, "reason": late.reason})
+            self.log.line(f"compiled during the run, in {late.thread}: {late.reason}")
 
     def step_batches(self) -> Iterator[list[Batch]]:
         """The micro-batches of each step that is still to do, from the position in `progress`."""
