@@ -19,7 +19,6 @@ def install(recorder: Recorder, hooks: ExitStack) -> None:
         ("dynamo.compile_frame", _hook_compile),
         ("dynamo.event_start", _hook_phase_start),
         ("dynamo.event_end", _hook_phase_end),
-        ("dynamo.set_stance", _hook_stance),
         ("fx.trace", _hook_trace),
         ("fx.patch_method", _hook_patch),
         ("inductor.post_compile", _hook_post_compile),
@@ -137,16 +136,6 @@ def _hook_patch(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         return result
 
     return patch_method
-
-
-def _hook_stance(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_stance(stance: Any) -> Any:
-        recorder.stance_setter = recorder.mine.state.thread
-        return original(stance)
-
-    set_stance._dynamo_forbidden = True  # type: ignore[attr-defined]
-    return set_stance
 
 
 class TimedLock:

@@ -1,4 +1,4 @@
-"""Hooks on functions that dynamo compares by identity: their code is swapped, the objects stay.
+"""Hooks on functions that dynamo compares by identity or copied early: their code is swapped, the objects stay.
 
 The replacements run with the globals of torch's modules, so they import what they need.
 """
@@ -20,11 +20,12 @@ from probes.call_recorder import Recorder, current
 
 
 def install(recorder: Recorder, hooks: ExitStack) -> None:
-    """Swap the three functions' code, for the process, until `hooks` closes."""
+    """Swap the four functions' code, for the process, until `hooks` closes."""
     for function, replacement in (
         (torch_internals.resolve("fx.annotate").__wrapped__, _swapped_annotate),
         (torch.compiler.is_compiling, _swapped_is_compiling),
         (torch.compile, _swapped_compile),
+        (torch_internals.resolve("dynamo.set_stance"), _swapped_set_stance),
     ):
         _originals[replacement.__name__] = _copy_of(function)
         hooks.enter_context(torch_internals.swapped_code(function, replacement))
@@ -116,3 +117,16 @@ def observed_compile(*args: Any, **kwargs: Any) -> Any:
     ):
         recorder.emit("wrap", label(model), time.perf_counter_ns(), own=_compiling_here(recorder))
     return result
+
+
+def _swapped_set_stance(stance):  # type: ignore[no-untyped-def]
+    from probes.identity_hooks import observed_set_stance
+
+    return observed_set_stance(stance)
+
+
+def observed_set_stance(stance: Any) -> Any:
+    """Dynamo's setter of the stance, noting which thread called it last."""
+    if (recorder := current()) is not None:
+        recorder.stance_setter = recorder.mine.state.thread
+    return _originals["_swapped_set_stance"](stance)

@@ -22,7 +22,7 @@ from probes.command_line import CLEAN, FINDING, console, print_json, probe_parse
 
 LIMIT = 0.05
 _HOOKED = ("dynamo.wrap", "dynamo.compile_frame", "dynamo.call_backend", "dynamo.event_start", "dynamo.event_end",
-           "dynamo.set_stance", "dynamo.lock", "fx.trace", "fx.patch_method", "inductor.post_compile")  # fmt: skip
+           "dynamo.lock", "fx.trace", "fx.patch_method", "inductor.post_compile")  # fmt: skip
 _PROBES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "compiled_calls": compiled_calls.watch,
     "compile_trace": compile_trace.trace,
