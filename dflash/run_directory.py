@@ -85,7 +85,9 @@ def create(run: RunDirectory, config: TrainConfig) -> None:
             _check_only_a_run(run.path)
             _empty(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
-        body = {"format": MARKER, "config": asdict(config), "environment": environment()}
+        # how a run was begun is no part of it: --resume reads this file back as its own options
+        kept = replace(config, resume=False, overwrite=False)
+        body = {"format": MARKER, "config": asdict(kept), "environment": environment()}
         replace_text(run.config, json.dumps(body, indent=1, default=str) + "\n")
     except OSError as error:
         got, remedy = error.strerror or str(error), "choose another --output"
