@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ def main() -> int:
         started = time.monotonic()
         result = count(subject(name), chosen.strategy)
         print(f"torch {torch.__version__} {result} [{time.monotonic() - started:.0f} s]", flush=True)
-        results.append({"torch": torch.__version__, **asdict(result)})
+        results.append({"torch": torch.__version__, **result.as_json()})
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(results, indent=1))
     return 0

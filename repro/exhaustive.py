@@ -81,6 +81,10 @@ class Count:
         for problem in judged.problems:
             self.examples.setdefault(problem, judged.run.schedule)
 
+    def as_json(self) -> dict[str, object]:
+        # not dataclasses.asdict: it rebuilds a Counter from pairs, which counts the pairs
+        return {**vars(self), "problems": dict(self.problems)}
+
     def __str__(self) -> str:
         found = "; ".join(
             f"{problem}: {n} (e.g. {self.examples[problem]})" for problem, n in self.problems.most_common()

@@ -28,7 +28,7 @@ def test_race_schedules_of_two_threads_fail_exactly_where_the_fault_exists(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "count.json"
         outcome = run_child(["-m", "repro.counts", entry.name, "--json", str(path), *chosen], 800.0)
-        assert outcome.verdict == "clean", outcome.output
+        assert outcome.code == 0, outcome.output
         counted = json.loads(path.read_text())[0]
     expected = "absent" if strategy is not None else expectation(fault(FAULT_OF.get(entry.name, entry.name)), release())
     right = counted["failing"] == 0 if expected == "absent" else 0 < counted["failing"] < counted["schedules"]
