@@ -20,7 +20,7 @@ class Fault:
     name: str
     body: str
     expected: tuple[Expect, Expect, Expect]
-    about: Literal["compiled steps", "traces", "masks", "export", "settings"]
+    about: Literal["compiled steps", "traces", "masks", "export", "settings", "platform"]
     trials: int = 1
     limit_s: float = 200.0
     needs: Literal["nothing", "cuda", "cuda build without gpu"] = "nothing"
@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("ANNOTATE-D", "annotate_stuck", ("absent", "shows", "shows"), "masks"),
     Fault("CACHEPOISON", "cache_poison", ("absent", "shows", "shows"), "compiled steps", limit_s=280.0),
     Fault("FLEXCOLD", "flex_cold", ("chance", "chance", "chance"), "compiled steps", limit_s=280.0),
-    Fault("SEGV211", "segv_211", ("crash", "absent", "absent"), "compiled steps", needs="cuda build without gpu"),
+    Fault("SEGV211", "segv_211", ("crash", "absent", "absent"), "platform", needs="cuda build without gpu"),
     Fault("DEADLOCK-MODEL", "deadlock_model", ("shows", "shows", "shows"), "compiled steps"),
     Fault("DEADLOCK", "deadlock", ("shows", "shows", "shows"), "compiled steps", limit_s=120.0, needs="cuda"),
     Fault("CASE", "case", ("chance", "absent", "absent"), "compiled steps", trials=2),
@@ -76,6 +76,11 @@ def expectation(entry: Fault, on: Release) -> Expect:
     known = [index for index, listed in enumerate(RELEASES) if listed <= on]
     assert known, f"expected torch {RELEASES[0]} or newer, got {on}"
     return entry.expected[known[-1]]
+
+
+def under_strategy(entry: Fault) -> Expect:
+    """What a strategy must make of a fault: absent where compiled steps, traces or masks are concerned, else recorded."""
+    return "absent" if entry.about in ("compiled steps", "traces", "masks") else "chance"
 
 
 def missing(entry: Fault) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from repro.child import Outcome, run_body
-from repro.expected import Fault, expectation, release
+from repro.expected import Fault, expectation, release, under_strategy
 from repro.rates import Rate
 
 SHOWS_AS = {"shown", "hung", "crashed"}
@@ -37,8 +37,8 @@ class Measurement:
 
 
 def measure(entry: Fault, strategy: str | None = None, trials: int | None = None) -> Measurement:
-    """Run the fault; under a strategy it must be absent, whatever the table says without one."""
-    expected = "absent" if strategy is not None else expectation(entry, release())
+    """Run the fault; under a strategy `under_strategy` says what is expected, without one the table."""
+    expected = under_strategy(entry) if strategy is not None else expectation(entry, release())
     outcomes = [
         run_body(entry.body, entry.limit_s, strategy, environment=dict(entry.environment))
         for _ in range(trials or entry.trials)
