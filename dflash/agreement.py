@@ -32,8 +32,8 @@ def target_agreement(target: Target, documents: Iterable[Supervised], limit: int
     """Share of the supervised tokens of the first `limit` documents that are the target's own greedy choice, 0..1."""
     same = total = 0
     for document in islice(documents, limit):
-        ids = torch.as_tensor(document.input_ids, dtype=torch.long, device=target.device)
-        counted = torch.as_tensor(document.loss_mask, dtype=torch.bool, device=target.device)[1:]
+        ids = torch.tensor(document.input_ids, dtype=torch.long, device=target.device)
+        counted = torch.tensor(document.loss_mask, dtype=torch.bool, device=target.device)[1:]
         if not bool(counted.any()):
             continue
         last = target.features(ids, [0]).last[:-1][counted]

@@ -141,6 +141,12 @@ def _bench(words: list[str]) -> int:
     return BENCHES[words[0]](words[1:])
 
 
+def _doctor(words: list[str]) -> int:
+    from dflash.doctor.verb import main
+
+    return main(words)
+
+
 def _report(words: list[str]) -> int:
     from dflash.report.verb import main
 
@@ -154,6 +160,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "prepare": _prepare,
     "export": _export,
     "bench": _bench,
+    "doctor": _doctor,
     "report": _report,
 }
 

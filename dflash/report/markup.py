@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG as text; whatever is not Markup is escaped, so a name from a run cannot become an element."""
+"""Elements of HTML and SVG as text; whatever is not Markup is escaped, so a run's name cannot become an element."""
 
 from collections.abc import Iterable, Mapping
 from html import escape

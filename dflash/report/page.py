@@ -59,18 +59,18 @@ def _summary(run: RunData) -> list[str]:
         run.name,
         run.state,
         steps,
-        f"{shown['tau']:.3f} (step {shown['step']})" if shown else "–",
-        f"{run.final['speedup']:.2f}×" if run.final and run.final.get("speedup") else "–",
+        f"{shown['tau']:.3f} (step {shown['step']})" if shown else "-",
+        f"{run.final['speedup']:.2f}x" if run.final and run.final.get("speedup") else "-",
         _identical(run.final),
-        f"{run.steps[-1]['loss']:.3f}" if run.steps else "–",
-        f"{statistics.median(r['tok_s'] for r in run.steps) / 1e3:.2f}" if run.steps else "–",
-        ago(sum(r["step_ms"] for r in run.steps) / 1e3) if run.steps else "–",
+        f"{run.steps[-1]['loss']:.3f}" if run.steps else "-",
+        f"{statistics.median(r['tok_s'] for r in run.steps) / 1e3:.2f}" if run.steps else "-",
+        ago(sum(r["step_ms"] for r in run.steps) / 1e3) if run.steps else "-",
     ]
 
 
 def _identical(final: Record | None) -> str:
     if final is None or final.get("identical") is None:
-        return "–"
+        return "-"
     return f"{final['identical']} of {final['prompts']}"
 
 
@@ -100,7 +100,8 @@ def _training(runs: Sequence[RunData]) -> Iterator[Markup]:
     yield _curves(runs, "grad_norm", "Gradient norm before clipping", "")
     yield _curves(runs, "learning_rate", "Learning rate", "")
     if waits := _waits(runs):
-        yield line_chart("Queue waits", waits, unit="ms a step", note="the side that waits is not the bottleneck", keys=True)
+        note = "the side that waits is not the bottleneck"
+        yield line_chart("Queue waits", waits, unit="ms a step", note=note, keys=True)
 
 
 def _curves(
@@ -113,7 +114,7 @@ def _curves(
 def _waits(runs: Sequence[RunData]) -> list[Series]:
     """One curve a queue and run, from the step records' `waits_ms` (name of the waiting side -> ms), where logged."""
     sides = dict.fromkeys(side for run in runs for record in run.steps for side in record.get("waits_ms", {}))
-    curves = []
+    curves: list[Series] = []
     for run in runs:
         for side in sides:
             points = [(r["step"], r["waits_ms"][side]) for r in run.steps if side in r.get("waits_ms", {})]
@@ -141,7 +142,7 @@ def _configuration(runs: Sequence[RunData]) -> Iterator[Markup]:
     configs = [run.config for run in runs]
     if len(runs) > 1:
         different = [name for name in differences(configs) if name not in ("resume", "overwrite")]
-        rows = [[name, *(config.get(name, "–") for config in configs)] for name in different]
+        rows = [[name, *(config.get(name, "-") for config in configs)] for name in different]
         yield table(("differs", *(run.name for run in runs)), rows) if rows else tag("p", None, "no difference")
     whole = _named_values("option", runs, configs)
     yield tag("details", None, tag("summary", None, "every option"), whole)
@@ -152,5 +153,5 @@ def _named_values(heading: str, runs: Sequence[RunData], columns: Sequence[dict[
     if not names:
         return tag("p", {"class": "empty"}, "not recorded in this run")
     heads = [run.name for run in runs] if len(runs) > 1 else ["value"]
-    rows = [[name, *(column.get(name, "–") for column in columns)] for name in names]
+    rows = [[name, *(column.get(name, "-") for column in columns)] for name in names]
     return joined([table((heading, *heads), rows)])

@@ -1,4 +1,4 @@
-"""From numbers to places on a picture: ticks at round values, ranges, and long series thinned to what a screen shows."""
+"""From numbers to places on a picture: ticks at round values, ranges, long series thinned to what a screen shows."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,13 +1,15 @@
-"""The page's style: one column on a phone, two or three beside each other on a desk; light and dark as the system is."""
+"""The page's style: one column on a phone, two or three side by side on a desk; light and dark as the system is."""
 
 STYLE = """
 :root { --back: #fbfbf9; --box: #ffffff; --ink: #1d2330; --soft: #667085; --rule: #e4e4de; --accent: #2456c8;
   --c0: #2456c8; --c1: #d4552a; --c2: #16876a; --c3: #8b3fb5; --c4: #b07d00; --c5: #5a6472;
-  --k0: #4c78c8; --k1: #d4703f; --k2: #2e9c7c; --k3: #a05cc4; --k4: #c79a1e; --k5: #c8476b; --k6: #5f9fb0; --k7: #8a93a0; }
+  --k0: #4c78c8; --k1: #d4703f; --k2: #2e9c7c; --k3: #a05cc4; --k4: #c79a1e; --k5: #c8476b;
+  --k6: #5f9fb0; --k7: #8a93a0; }
 @media (prefers-color-scheme: dark) {
   :root { --back: #14171c; --box: #1b1f26; --ink: #e6e8ec; --soft: #98a2b3; --rule: #2d333d; --accent: #86aaff;
     --c0: #86aaff; --c1: #ff9a70; --c2: #57d0a8; --c3: #cf97ee; --c4: #e6bd4f; --c5: #a7b0bf;
-    --k0: #7f9fe0; --k1: #e89468; --k2: #5cc0a2; --k3: #bd8bdb; --k4: #dbb94e; --k5: #e3799a; --k6: #86bfce; --k7: #98a1ae; } }
+    --k0: #7f9fe0; --k1: #e89468; --k2: #5cc0a2; --k3: #bd8bdb; --k4: #dbb94e; --k5: #e3799a;
+    --k6: #86bfce; --k7: #98a1ae; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 1240px; margin: 0 auto; padding: 20px 16px 48px; }

@@ -84,10 +84,10 @@ def timeline(title: str, intervals: Sequence[Interval]) -> Markup:
             parts.append(tag("rect", {**box, **look}, tag("title", None, hint)))
     for value in x.ticks(8):
         parts.append(tag("text", {"x": x.place(value), "y": height - 5, "text-anchor": "middle"}, short(value)))
-    box = {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "aria-label": title, "class": "wide"}
+    frame = {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "aria-label": title, "class": "wide"}
     legend = tag("p", {"class": "legend"}, *(_key(kind, colour[kind], intervals) for kind in kinds))
     caption = tag("figcaption", None, title, tag("span", {"class": "unit"}, " ms since the recording began"))
-    return tag("figure", {"class": "full"}, caption, tag("div", {"class": "scroll"}, tag("svg", box, *parts)), legend)
+    return tag("figure", {"class": "full"}, caption, tag("div", {"class": "scroll"}, tag("svg", frame, *parts)), legend)
 
 
 def _lanes(intervals: Sequence[Interval]) -> tuple[dict[str, int], int]:
@@ -112,5 +112,5 @@ def _total(intervals: Sequence[Interval], kind: str) -> float:
 
 def _key(kind: str, colour: str, intervals: Sequence[Interval]) -> Markup:
     count = sum(i.kind == kind for i in intervals)
-    words = f" {kind} ×{count}, {_total(intervals, kind):.0f} ms"
+    words = f" {kind} x{count}, {_total(intervals, kind):.0f} ms"
     return tag("span", {"class": "key"}, tag("i", {"class": f"chip {colour}"}), joined([words]))
