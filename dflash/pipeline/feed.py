@@ -93,9 +93,7 @@ class Feed(Generic[Item]):
         try:
             yield
         finally:
-            with self._changed:
-                self._producers -= 1
-                self._changed.notify_all()
+            self.leave_producer()
 
     @contextmanager
     def consuming(self) -> Iterator[None]:
@@ -103,9 +101,19 @@ class Feed(Generic[Item]):
         try:
             yield
         finally:
-            with self._changed:
-                self._consumers -= 1
-                self._changed.notify_all()
+            self.leave_consumer()
+
+    def leave_producer(self) -> None:
+        """One producer fewer, for good."""
+        with self._changed:
+            self._producers -= 1
+            self._changed.notify_all()
+
+    def leave_consumer(self) -> None:
+        """One consumer fewer, for good."""
+        with self._changed:
+            self._consumers -= 1
+            self._changed.notify_all()
 
     def stats(self) -> FeedStats:
         """What has happened so far."""
