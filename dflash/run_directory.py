@@ -95,13 +95,18 @@ def create(run: RunDirectory, config: TrainConfig) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old or the new one, never a part."""
+    """Writes a file so that a reader sees the old or the new one, never a part. OutputError when it cannot."""
     partial = path.with_name(f".partial-{path.name}")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        got, remedy = error.strerror or str(error), "make room, then go on with --resume"
+        raise OutputError("a directory that takes a file", got, remedy, where=str(path)) from error
 
 
 def is_run(path: Path) -> bool:

@@ -79,6 +79,22 @@ def test_a_file_or_a_closed_directory_is_no_place_for_a_run(
         run_directory.check(TrainConfig(output=tmp_path / "run"))
 
 
+def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_directory.replace_text(tmp_path / "file", "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with unchanged(tmp_path), pytest.raises(OutputError, match="got No space left on device; make room"):
+        run_directory.replace_text(tmp_path / "file", "new")
+    monkeypatch.undo()
+    run_directory.replace_text(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+
+
 def test_resuming_names_the_first_option_that_differs(tmp_path: Path) -> None:
     config = a_run(tmp_path / "run")
     other = replace(config, resume=True, optim=replace(config.optim, clip=9.0))
