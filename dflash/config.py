@@ -135,6 +135,8 @@ class TrainConfig:
     attn_kernel: Literal["auto", "flex", "sdpa"] = "auto"
     # what is compiled by the compiling strategies
     compile_scope: Literal["attention", "layer"] = "attention"
+    # run also what is refused because threads disturb each other (uncompiled flex with gradients in several threads)
+    force_unsafe: bool = False
     # compile for every width of row before the first step, not at the first step that needs it
     warm_up: bool = True
     # dtype of the drafter's arithmetic; master weights are always float32
@@ -259,7 +261,7 @@ PRESETS: dict[str, TrainConfig] = {
 # fields that may differ between a checkpoint and the run that resumes it: they do not change what is computed
 FREE_ON_RESUME = frozenset(
     {"output", "resume", "overwrite", "device", "save_every", "keep", "eval", "attn_strategy", "attn_kernel"}
-    | {"compile_scope", "checkpoint_layers", "warm_up"}
+    | {"compile_scope", "checkpoint_layers", "warm_up", "force_unsafe"}
 )
 
 

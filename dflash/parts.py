@@ -10,7 +10,7 @@ from torch import nn
 
 from dflash.assets import EMBEDDED, embedded_path
 from dflash.attention.base import AttentionBackend
-from dflash.attention.select import choose
+from dflash.attention.select import Workload, choose
 from dflash.config import DataOptions, TargetOptions, TrainConfig
 from dflash.data.documents import DocumentStore
 from dflash.data.prompts import heldout_prompts
@@ -59,7 +59,8 @@ class Parts:
 def build(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Parts:
     """Loads and checks everything; writes nothing. Errors: TargetError, DataError, ConfigError, StrategyError."""
     device = resolve_device(config.device)
-    attention = choose(config.attn_strategy, config.attn_kernel, device, scope=config.compile_scope)
+    workload = Workload(force_unsafe=config.force_unsafe)
+    attention = choose(config.attn_strategy, config.attn_kernel, device, scope=config.compile_scope, workload=workload)
     target = load_target(config.target, device)
     drafter = build_drafter(config, target).to(device)
     drafter.use_attention(attention)
