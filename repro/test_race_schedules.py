@@ -46,3 +46,12 @@ def test_race_schedules_of_two_threads_fail_exactly_where_the_fault_exists(
         )
     )
     assert wrong is None, wrong
+
+
+def test_race_a_schedule_replays_move_by_move() -> None:
+    """On every torch: the same order gives the same trace and the same verdict, in another process."""
+    command = ["-m", "repro.replay", "FXSTUCK-A", "AAABBAABBB"]
+    first, second = run_child(command, 200.0), run_child(command, 200.0)
+    assert "left module_call_original False" in first.line
+    assert first.output == second.output
+    assert run_child(["-m", "repro.replay", "FXSTUCK-A", "AAAAABBBBB"], 200.0).line.endswith("nothing wrong")

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-THREADS, SHAPES, LAYERS, BLOCK = 3, 2, 5, 128  # 3 x 2 variants: below the recompile limit of 8
+THREADS, SHAPES, CALLS, BLOCK = 3, 2, 150, 128  # 3 x 2 variants: below the recompile limit of 8
 CUDA = torch.cuda.is_available()
 Scope = Callable[[object], AbstractContextManager[object]]
 
@@ -36,8 +36,8 @@ def main(scope: Scope = nullcontext, patience_s: float = 20.0) -> int:
     def drafter(number: int) -> None:
         layer = torch.compile(lambda *qkvm: attention(*qkvm) * (number + 1.0), backend=backend, dynamic=False)
         start.wait()
-        for step in range(SHAPES * LAYERS):
-            tokens = BLOCK * (step // LAYERS + 1)
+        for step in range(SHAPES * CALLS):
+            tokens = BLOCK * (step // CALLS + 1)
             qkv = [torch.randn(1, 2, tokens, 64, device=device, requires_grad=True) for _ in range(3)]
             counts["steps"] += 1
             try:
