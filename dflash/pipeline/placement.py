@@ -90,6 +90,44 @@ def spelled(several: tuple[torch.device, ...]) -> str:
     return ",".join(parts)
 
 
-def share(worker: int, workers: int, micro_batches: int) -> range:
-    """Which micro-batches of a step worker number `worker` of `workers` computes: every `workers`-th one."""
-    return range(worker, micro_batches, workers)
+@dataclass(frozen=True)
+class Layout:
+    """Who computes which micro-batches of a step: micro-batch i belongs to drafter i mod (ranks * drafters).
+
+    micro_batches: of a whole step, over all drafters of all ranks, so that the curve does not depend on how many there
+    are. Drafters are counted rank by rank.
+    """
+
+    micro_batches: int
+    drafters: int = 1
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def own(self) -> list[int]:
+        """This rank's micro-batches of a step, in order."""
+        return [index for index in range(self.micro_batches) if self._owner(index) is not None]
+
+    def drafter(self, number: int) -> int:
+        """The drafter of this rank's micro-batch `number`, counted over all steps."""
+        owner = self._owner(self.own[number % len(self.own)])
+        assert owner is not None
+        return owner
+
+    def share(self, drafter: int) -> list[int]:
+        """Places, among this rank's micro-batches of a step, of those that a drafter computes."""
+        return [place for place in range(len(self.own)) if self.drafter(place) == drafter]
+
+    def _owner(self, index: int) -> int | None:
+        rank, drafter = divmod(index % (self.ranks * self.drafters), self.drafters)
+        return drafter if rank == self.rank else None
+
+
+def layout(micro_batches: int, drafters: int, rank: int, ranks: int) -> Layout:
+    """The layout of a run; micro_batches 0: one for each drafter. ConfigError: a drafter would have nothing to do."""
+    workers = drafters * ranks
+    if 0 < micro_batches < workers:
+        got = f"{micro_batches} for {workers}"
+        remedy = f"set it to {workers} or a multiple, or use fewer drafters"
+        raise ConfigError("a micro-batch a step for every drafter", got, remedy, where="--optim.accumulate")
+    return Layout(micro_batches or workers, drafters, rank, ranks)

@@ -57,7 +57,7 @@ class TargetWorker(Generic[Batch, Work]):
         self,
         claims: Claims[Batch],
         feed: Feed[Work],
-        compute: Callable[[Batch], Work],
+        compute: Callable[[Claim[Batch]], Work],
         identify: Callable[[Batch], str],
         settle: Callable[[Work], None] | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class TargetWorker(Generic[Batch, Work]):
         while (claim := self._claim or self._claims.next()) is not None:
             self._claim = claim
             with named_in_errors(lambda batch=claim.batch: self._note(batch)):  # type: ignore[misc]
-                work = self._compute(claim.batch)
+                work = self._compute(claim)
             self._deliver_unsettled()
             self._unsettled, self._claim = (claim.number, work), None
             if self._settle is None:

@@ -1,12 +1,10 @@
 """Lists of devices: ranges, repetitions, mistakes, shares of a step."""
 
-from itertools import chain
-
 import pytest
 import torch
 
 from dflash.errors import ConfigError
-from dflash.pipeline.placement import Placement, devices, place, share, spelled
+from dflash.pipeline.placement import Placement, devices, layout, place, spelled
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -67,8 +65,24 @@ def test_a_placement_is_printed_as_it_was_written() -> None:
     assert not place("cuda:0-4", "cuda:5-7", CPU, eight).shared
 
 
-@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (3, 3), (3, 8), (4, 2)])
-def test_the_shares_of_all_workers_are_the_whole_step(workers: int, micro_batches: int) -> None:
-    shares = [list(share(worker, workers, micro_batches)) for worker in range(workers)]
-    assert sorted(chain.from_iterable(shares)) == list(range(micro_batches))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+@pytest.mark.parametrize(
+    ("micro_batches", "drafters", "ranks"), [(4, 1, 1), (3, 3, 1), (8, 3, 1), (6, 2, 3), (7, 1, 2), (0, 2, 2)]
+)
+def test_the_shares_of_all_drafters_of_all_ranks_are_the_whole_step(
+    micro_batches: int, drafters: int, ranks: int
+) -> None:
+    layouts = [layout(micro_batches, drafters, rank, ranks) for rank in range(ranks)]
+    taken = [one.own[place] for one in layouts for drafter in range(drafters) for place in one.share(drafter)]
+    assert sorted(taken) == list(range(micro_batches or drafters * ranks))
+    sizes = [len(one.share(drafter)) for one in layouts for drafter in range(drafters)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_drafter_without_work_is_refused_with_the_number_that_would_do() -> None:
+    with pytest.raises(ConfigError, match=r"--optim\.accumulate: expected .* got 3 for 4; set it to 4 or a multiple"):
+        layout(3, 2, 0, 2)
+
+
+def test_later_steps_have_the_same_owners() -> None:
+    one = layout(5, 2, 0, 1)
+    assert [one.drafter(number) for number in range(10)] == [0, 1, 0, 1, 0] * 2

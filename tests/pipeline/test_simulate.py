@@ -9,7 +9,7 @@ import pytest
 
 from dflash.errors import ConfigError
 from dflash.pipeline.feed import Feed
-from dflash.pipeline.placement import share
+from dflash.pipeline.placement import Layout
 from dflash.pipeline.plan import main
 from dflash.pipeline.simulate import Plant, best_split, ideal_tok_s, simulate
 
@@ -82,7 +82,7 @@ def real_run(plant: Plant, steps: int) -> float:
     def drafter(which: int) -> None:
         with feed.consuming():
             for step in range(steps):
-                for number in share(which, plant.drafters, plant.step_batches):
+                for number in Layout(plant.step_batches, plant.drafters).share(which):
                     feed.take(step * plant.step_batches + number)
                     time.sleep(plant.batch_tokens / plant.drafter_tok_s)
                 barrier.wait(20)

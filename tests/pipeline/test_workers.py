@@ -11,7 +11,7 @@ import pytest
 
 from dflash.pipeline.crew import Crew, StillRunning
 from dflash.pipeline.feed import Feed, FeedClosed
-from dflash.pipeline.workers import Claims, DrafterWorker, Seat, TargetWorker
+from dflash.pipeline.workers import Claim, Claims, DrafterWorker, Seat, TargetWorker
 
 LIMIT_S = 5.0
 
@@ -38,7 +38,7 @@ class Line:
         stream = source() if source else iter(range(steps * step_size))
         claims = Claims(stream, steps * step_size)
         for index in range(targets):
-            worker = TargetWorker(claims, self.feed, target, lambda batch: f"batch {batch}")
+            worker = TargetWorker(claims, self.feed, lambda claim: target(claim.batch), lambda batch: f"batch {batch}")
             name = f"target-{index}"
             self.crew.start(name, worker.run, restartable=True, at_end=self.feed.leave_producer)
         for index in range(drafters):
@@ -184,9 +184,9 @@ def test_work_of_a_device_is_delivered_while_the_next_is_under_way() -> None:
     events: list[str] = []
     feed = Feed[int](9)
 
-    def compute(batch: int) -> int:
-        events.append(f"launch {batch}")
-        return batch
+    def compute(claim: Claim[int]) -> int:
+        events.append(f"launch {claim.batch}")
+        return claim.batch
 
     TargetWorker(Claims(iter(range(3)), 3), feed, compute, str, settle=lambda work: events.append(f"done {work}")).run()
     assert events == ["launch 0", "launch 1", "done 0", "launch 2", "done 1", "done 2"]
@@ -194,11 +194,11 @@ def test_work_of_a_device_is_delivered_while_the_next_is_under_way() -> None:
 
 
 def test_work_under_way_survives_the_death_of_its_thread() -> None:
-    feed, crew_feed = Feed[int](9), []
+    feed, settled, fails = Feed[int](9), list[int](), failing(2)
 
-    worker = TargetWorker(Claims(iter(range(4)), 4), feed, failing(2), str, settle=crew_feed.append)
+    worker = TargetWorker(Claims(iter(range(4)), 4), feed, lambda claim: fails(claim.batch), str, settle=settled.append)
     with pytest.raises(Broken):
         worker.run()
     worker.run()
     assert [feed.take(number) for number in range(4)] == [0, 1, 2, 3]
-    assert crew_feed == [0, 1, 2, 3]
+    assert settled == [0, 1, 2, 3]
