@@ -66,7 +66,7 @@ def test_the_help_of_a_verb_has_examples(verb: str, capsys: pytest.CaptureFixtur
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert "example" in text
-    assert f"dflash {verb} --" in text
+    assert text.count(f"dflash {verb} ") >= 2  # the usage line and an example
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dflash import checkpoint
+from dflash.attention.select import STRATEGIES
 from dflash.config import OptimOptions, TrainConfig
 from dflash.data.rows import batches
 from dflash.drafter import objectives
@@ -217,7 +218,7 @@ def test_online_cached_and_stored_features_train_the_same_drafter(tmp_path: Path
     assert same_weights(online, offline)
 
 
-@pytest.mark.parametrize("strategy", ["eager", "sdpa", "locked-compile", "force-compile", "auto"])
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
 def test_every_strategy_trains_on_a_cpu_and_names_its_kernel(
     tmp_path: Path, tiny_target_dir: Path, strategy: str
 ) -> None:
