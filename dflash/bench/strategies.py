@@ -16,10 +16,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from dflash.attention.base import Scope
 from dflash.attention.select import STRATEGIES
 from dflash.attention.unguarded import Unguarded
-from dflash.bench.strategy_child import Job, Measured
-from dflash.bench.strategy_workload import Size
+from dflash.bench.strategy_child import Measured
+from dflash.bench.strategy_workload import Job, Size
 from dflash.errors import ConfigError, OutputError
 
 # seconds that importing torch may take on a busy machine; a child's limit counts from the end of its imports
@@ -44,6 +45,8 @@ class StrategiesBench:
     threads: int = 3
     # attention kernel of the compiled strategies and of eager; auto: flex on CUDA, sdpa on a CPU
     kernel: Literal["auto", "flex", "sdpa"] = "auto"
+    # what the compiled strategies compile: attention alone, or each layer as a whole
+    scope: Scope = "attention"
     # cpu, cuda, cuda:N, or auto (cuda when there is one)
     device: str = "auto"
     # context tokens of the longest row; 0: 2000 on CUDA, 512 on a CPU
@@ -144,7 +147,7 @@ def _job(options: StrategiesBench, case: Case, device: torch.device) -> Job:
         width=2048 if big else 128,
         shapes=options.shapes,
     )
-    return Job(case.strategy, kernel, case.threads, str(device), size, options.steps, options.limit_s)
+    return Job(case.strategy, kernel, options.scope, case.threads, str(device), size, options.steps, options.limit_s)
 
 
 def run_case(job: Job, arguments: Sequence[str] = ("-m", "dflash.bench.strategy_child")) -> dict[str, Any]:
@@ -199,8 +202,8 @@ def table(results: Sequence[dict[str, Any]], options: StrategiesBench, device: t
     size, version = job["size"], results[0]["torch"]
     shape = f"S={size['tokens']}, {size['blocks']} blocks of {size['block_size']}, {size['layers']} layers"
     made = Table(
-        title=f"torch {version}, {device}, kernel {job['kernel']}, {shape}, {size['shapes']} row lengths, "
-        f"{options.steps} timed steps a thread"
+        title=f"torch {version}, {device}, kernel {job['kernel']}, compiled {job['scope']}, {shape}, "
+        f"{size['shapes']} row lengths, {options.steps} timed steps a thread"
     )
     for title in ("strategy", "threads", "outcome"):
         made.add_column(title, overflow="fold")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from dflash.attention.compiled_calls import Count, counted_compiled_calls
-from dflash.bench.strategy_workload import UNCOMPILED, Kernel, Size, Worker, make_workers
+from dflash.bench.strategy_workload import UNCOMPILED, Job, Size, Worker, make_workers
 from probes.stack_sources import own_dump, sample
 from probes.stacks import analyse
 from probes.torch_internals import compile_lock_state, resolve
@@ -24,21 +24,6 @@ from probes.torch_internals import compile_lock_state, resolve
 # seconds between the three looks at the stacks of a process that is past its limit
 LOOK_S = 2.0
 Outcome = Literal["ok", "failed", "hung", "crashed"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one child measures."""
-
-    strategy: str
-    kernel: Kernel
-    threads: int
-    device: str
-    size: Size
-    # timed steps a thread, after every shape ran once
-    steps: int
-    # seconds from the child's first line to the verdict "hung"
-    limit_s: float
 
 
 @dataclass
@@ -123,7 +108,7 @@ class Run:
         found.cold_total_s = warm_s - begin_s
         found.steady_ktok_s = self._tokens / (end_s - warm_s) / 1e3
         found.compiled_calls = end_calls - warm_calls
-        # attention alone is compiled: each layer's forward and backward
+        # in either scope: one graph for each layer's forward, one for its backward
         compiled = job.strategy not in UNCOMPILED
         found.expected_calls = 2 * job.size.layers * job.steps * job.threads * compiled
         found.late_recompiles = end_frames - warm_frames
@@ -132,9 +117,8 @@ class Run:
 
 def measure(job: Job) -> Measured:
     """Runs the threads; one that is not done in time makes the whole process hung, with a verdict from its stacks."""
-    device = torch.device(job.device)
     deadline = time.monotonic() + job.limit_s
-    workers = make_workers(job.strategy, job.kernel, job.threads, device, job.size)
+    workers = make_workers(job)
     with ExitStack() as stack:
         count = stack.enter_context(counted_compiled_calls())
         run = Run(job, workers, count)
@@ -149,7 +133,7 @@ def measure(job: Job) -> Measured:
             run.found.outcome, run.found.detail = "hung", _verdict()
         else:
             run.finish()
-        run.found.peak_mb = _peak_mb(device)
+        run.found.peak_mb = _peak_mb(torch.device(job.device))
     return run.found
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from dflash.attention.base import AttentionBackend, MaskForm, Strategy, step_key
-from dflash.attention.select import STRATEGIES
+from dflash.attention.base import AttentionBackend, Scope, Strategy, step_key
+from dflash.attention.select import STRATEGIES, mask_form
 from dflash.attention.unguarded import Unguarded
 from dflash.drafter.anchors import Anchors, draw_anchors
 from dflash.drafter.blocks import PlainRows
@@ -42,6 +42,23 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What one child measures."""
+
+    strategy: str
+    kernel: Kernel
+    # what is compiled: attention alone, or each layer as a whole
+    scope: Scope
+    threads: int
+    device: str
+    size: Size
+    # timed steps a thread, after every shape ran once
+    steps: int
+    # seconds from the child's first line to the verdict "hung"
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Row:
     """The inputs of one step: one row of one document."""
 
@@ -69,27 +86,21 @@ class Worker:
         return hidden.shape[1]
 
 
-def make_workers(strategy_name: str, kernel: Kernel, threads: int, device: torch.device, size: Size) -> list[Worker]:
+def make_workers(job: Job) -> list[Worker]:
     """One strategy, shared as in a trainer; a drafter and rows for every thread."""
-    made = Unguarded() if strategy_name == Unguarded.name else STRATEGIES[strategy_name]()
-    if strategy_name == "sdpa":
-        kernel = "sdpa"
-    backend = AttentionBackend(made, kernel, _mask_form(strategy_name, kernel, device), "measured")
+    device, size = torch.device(job.device), job.size
+    made = Unguarded() if job.strategy == Unguarded.name else STRATEGIES[job.strategy]()
+    kernel: Kernel = "sdpa" if job.strategy == "sdpa" else job.kernel
+    # `choose` refuses the combinations whose failure is measured here
+    backend = AttentionBackend(made, kernel, mask_form(job.strategy, kernel, device), "measured", job.scope)
     first = _drafter(size)
     workers = []
-    for _ in range(threads):
+    for _ in range(job.threads):
         drafter = copy.deepcopy(first).to(device)
         drafter.bind_target(*_target(size, device))
         drafter.use_attention(backend)
         workers.append(Worker(drafter, [_row(size, shape, device) for shape in range(size.shapes)], made))
     return workers
-
-
-def _mask_form(strategy_name: str, kernel: Kernel, device: torch.device) -> MaskForm:
-    """The form that `choose` gives; `choose` itself refuses the combinations whose failure is measured here."""
-    if kernel == "flex":
-        return "blocks"
-    return "tiles" if device.type == "cpu" and strategy_name in UNCOMPILED else "dense"
 
 
 def _drafter(size: Size) -> DFlashDrafter:

@@ -12,15 +12,15 @@ from rich.console import Console
 
 from dflash.bench import strategies, strategy_child
 from dflash.bench.strategies import StrategiesBench, bench_strategies, described, main, run_case, table
-from dflash.bench.strategy_child import Job, measure
-from dflash.bench.strategy_workload import Size, Worker
+from dflash.bench.strategy_child import measure
+from dflash.bench.strategy_workload import Job, Size, Worker
 from dflash.errors import ConfigError, OutputError
 
 TINY = Size(tokens=144, blocks=2, block_size=2, layers=1, heads=2, kv_heads=1, head_dim=8, width=16, shapes=2)
 
 
 def job(strategy: str = "sdpa", threads: int = 2, limit_s: float = 60.0) -> Job:
-    return Job(strategy, "sdpa", threads, "cpu", TINY, steps=3, limit_s=limit_s)
+    return Job(strategy, "sdpa", "attention", threads, "cpu", TINY, steps=3, limit_s=limit_s)
 
 
 def lines(console: Console) -> str:
