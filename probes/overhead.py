@@ -1,8 +1,8 @@
 """What the recording probes cost a warm compiled call of about 1 ms, measured in pairs on this machine.
 
 A callable compiled before the probe (not watched) and one compiled inside it (watched) do the same work in turns;
-the cost is the median of the pairwise differences, so that a slow moment of the machine hits both alike. Times are CPU time of the calling thread: other processes on a busy
-machine would otherwise be measured too (run with OMP_NUM_THREADS=1).
+the cost is the median of the pairwise differences, so that a slow moment of the machine hits both alike. Times are
+CPU time of the calling thread: other processes would otherwise be measured too (run with OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations

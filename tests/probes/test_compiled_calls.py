@@ -19,7 +19,12 @@ PROGRAMS = Path(__file__).with_name("call_programs.py")
 
 
 def child(*command: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"TORCHINDUCTOR_CACHE_DIR": str(cache)} if cache else {})
+    root = str(PROGRAMS.parents[2])  # a script's own folder is on its path, the repository is not
+    env = (
+        os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+        | ({"TORCHINDUCTOR_CACHE_DIR": str(cache)} if cache else {})
+    )
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, timeout=200, check=False)
 
 
