@@ -147,6 +147,12 @@ def _doctor(words: list[str]) -> int:
     return main(words)
 
 
+def _watch(words: list[str]) -> int:
+    from dflash.watch import main
+
+    return main(words)
+
+
 def _report(words: list[str]) -> int:
     from dflash.report.verb import main
 
@@ -161,6 +167,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "export": _export,
     "bench": _bench,
     "doctor": _doctor,
+    "watch": _watch,
     "report": _report,
 }
 
