@@ -67,12 +67,19 @@ def batches(
     while epochs is None or epoch < epochs:
         rows = plan_epoch(store, options, seed, epoch)
         for position in range(index, -(-len(rows) // options.batch_rows)):
-            chosen = rows[position * options.batch_rows : (position + 1) * options.batch_rows]
-            chosen += [[]] * (options.batch_rows - len(chosen))
-            documents = [[store[i] for i in row] for row in chosen]
-            tokens = options.row_tokens if options.pack else _bucket(documents, options.row_tokens)
-            yield collate(documents, tokens, store.meta.pad_id, position=(epoch, position))
+            yield batch_at(store, options, rows, (epoch, position))
         epoch, index = epoch + 1, 0
+
+
+def batch_at(
+    store: DocumentStore, options: DataOptions, rows: Sequence[Sequence[int]], position: tuple[int, int]
+) -> Batch:
+    """The batch at `position` = (epoch, index), from that epoch's rows as `plan_epoch` gives them."""
+    chosen = list(rows[position[1] * options.batch_rows : (position[1] + 1) * options.batch_rows])
+    chosen += [[]] * (options.batch_rows - len(chosen))
+    documents = [[store[i] for i in row] for row in chosen]
+    tokens = options.row_tokens if options.pack else _bucket(documents, options.row_tokens)
+    return collate(documents, tokens, store.meta.pad_id, position=position)
 
 
 def collate(
