@@ -11,6 +11,7 @@ from dflash.attention.base import AttentionBackend
 from dflash.attention.select import choose
 from dflash.config import TrainConfig
 from dflash.data.documents import DocumentStore
+from dflash.doctor.resident import resident_bytes
 from dflash.drafter.model import DFlashDrafter
 from dflash.errors import UserError
 from dflash.parts import Parts, build, build_drafter, load_target, resolve_device, training_store
@@ -35,9 +36,11 @@ class Check:
 class Subject:
     """What is checked. Every attribute is loaded when first asked for, and may raise a UserError."""
 
-    def __init__(self, config: TrainConfig, *, measure: bool = True, process_bytes: int = 0) -> None:
-        """Nothing is read yet. measure: time a few steps; process_bytes: resident memory before anything is loaded."""
-        self.config, self.measure, self.process_bytes = config, measure, process_bytes
+    def __init__(self, config: TrainConfig, *, measure: bool = True) -> None:
+        """Nothing is read yet. measure: whether a few steps may be timed."""
+        self.config, self.measure = config, measure
+        # resident memory just after the parts were built: before any check has run a forward
+        self.built_bytes: int | None = None
 
     @cached_property
     def device(self) -> torch.device:
@@ -80,7 +83,9 @@ class Subject:
 
     def _build(self) -> Parts:
         data = replace(self.config.data, features="online")
-        return build(replace(self.config, data=data))
+        parts = build(replace(self.config, data=data))
+        self.built_bytes = resident_bytes()
+        return parts
 
 
 Group = Callable[[Subject], Iterator[Check]]

@@ -204,12 +204,17 @@ def head_bytes(shape: Shape) -> int:
 
 
 def disk_bytes(plan: Plan, parameters: int, stored_features: int) -> int:
-    """The run's directory: kept checkpoints, the best, one being written; the export; features; metrics."""
-    checkpoint = 3 * FLOAT * parameters
-    saves = max(1, plan.steps // plan.save_every if plan.save_every else 1)
-    checkpoints = min(saves, plan.keep) + 2
+    """The run's directory at its end: kept checkpoints and the best one, the export, features, metrics."""
+    saves = -(-plan.steps // plan.save_every) if plan.save_every else 1
+    # the best one is kept beside the newest; of equals the newest is the best, so it may be one of them
+    checkpoints = min(saves, plan.keep + 1)
     lines = plan.steps * STEP_LINE + _evaluations(plan) * EVALUATION_LINE
-    return checkpoints * checkpoint + FLOAT * parameters + stored_features + lines
+    return checkpoints * checkpoint_bytes(parameters) + FLOAT * parameters + stored_features + lines
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Masters and two moments, float32; that much room is needed besides while the next one is written."""
+    return 3 * FLOAT * parameters
 
 
 def duration(plan: Plan, rates: Rates) -> Duration:

@@ -1,9 +1,7 @@
 """Facts about a run that cannot be computed: sizes of what is loaded, memory that is free, seconds of a few steps."""
 
-import resource
 import shutil
 import statistics
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 from dflash.data.rows import batches
 from dflash.decode import greedy_generate, speculative_generate
 from dflash.doctor.base import Subject
-from dflash.doctor.estimate import Plan, Rates, Shape
+from dflash.doctor.estimate import FLOAT, Plan, Rates, Shape
 from dflash.evaluate import evaluating
 from dflash.features import FeatureSource
 from dflash.parts import DTYPES
@@ -82,14 +80,14 @@ def measured_rates(subject: Subject) -> Rates:
     return Rates(statistics.median(seconds[WARM_UP:]), drafted.seconds, plain.seconds)
 
 
-def process_bytes() -> int:
-    """Resident memory of this process now; where the system does not say, its peak so far."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    return pages * resource.getpagesize()
+def process_bytes(subject: Subject, shape: Shape) -> int:
+    """Interpreter, libraries and data of this process: what was resident when the parts had just been built, less them.
+
+    It cannot be read earlier: transformers and torch load a third of their code with the first model.
+    """
+    subject.parts  # noqa: B018 - builds them
+    assert subject.built_bytes is not None
+    return max(0, subject.built_bytes - shape.target_bytes - FLOAT * shape.parameters)
 
 
 def available_bytes(device: torch.device) -> int | None:

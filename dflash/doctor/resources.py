@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from dflash.doctor.base import Check, Subject, failed, passed, warned
-from dflash.doctor.estimate import Duration, Memory, disk_bytes, duration, feature_bytes, memory
+from dflash.doctor.estimate import Duration, Memory, checkpoint_bytes, disk_bytes, duration, feature_bytes, memory
 from dflash.doctor.measure import available_bytes, free_disk_bytes, measured_rates, plan_of, process_bytes, shape_of
-from dflash.log import duration as clock
+from dflash.doctor.resident import resident_bytes
+from dflash.live_view import duration as clock
 
 # a GPU's context and the allocator's waste, which are no tensor of ours
 CUDA_PROCESS = 600 << 20
@@ -17,17 +18,18 @@ def checks(subject: Subject) -> Iterator[Check]:
     """Memory first: where it does not fit, no step is tried to measure time."""
     shape, device = shape_of(subject), subject.device
     on_cpu = device.type == "cpu"
-    needed = memory(shape, subject.process_bytes if on_cpu else CUDA_PROCESS, closing=on_cpu)
+    needed = memory(shape, process_bytes(subject, shape) if on_cpu else CUDA_PROCESS, closing=on_cpu)
     available = available_bytes(device)
     # what is loaded already is part of the need and no longer free
-    room = None if available is None else available + (process_bytes() if on_cpu else shape.target_bytes)
+    room = None if available is None else available + (resident_bytes() if on_cpu else shape.target_bytes)
     check = memory_check(needed, room)
     yield check
     plan, store = plan_of(subject), subject.store
     stored = 0
     if subject.config.data.features == "cache":
         stored = feature_bytes(store.meta.tokens, shape.features, shape.width, shape.target_value)
-    yield disk_check(disk_bytes(plan, shape.parameters, stored), free_disk_bytes(subject.config.output))
+    disk = disk_bytes(plan, shape.parameters, stored) + checkpoint_bytes(shape.parameters)
+    yield disk_check(disk, free_disk_bytes(subject.config.output))
     if check.status != "fail" and subject.measure:
         yield time_check(duration(plan, measured_rates(subject)), plan.steps)
 
@@ -47,7 +49,7 @@ def memory_check(needed: Memory, room: int | None) -> Check:
 
 def disk_check(needed: int, free: int) -> Check:
     """The run's directory beside the free space."""
-    found = f"{size(needed)} for checkpoints, export, features and metrics, {size(free)} free"
+    found = f"{size(needed)} at most for checkpoints, export, features and metrics, {size(free)} free"
     if needed > free:
         return failed("disk", found, "make room, choose another --output, or lower --keep")
     if needed > TIGHT * free:

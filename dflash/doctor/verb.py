@@ -47,9 +47,8 @@ def main(words: Sequence[str]) -> int:
 
     from dflash.doctor.base import Subject, guarded
     from dflash.doctor.groups import GROUPS
-    from dflash.doctor.measure import process_bytes
 
-    subject = Subject(config, measure=options.measure, process_bytes=process_bytes())
+    subject = Subject(config, measure=options.measure)
     results: list[tuple[str, Check]] = []
     repeated: set[tuple[str, str]] = set()
     show = None if options.json else _printer()

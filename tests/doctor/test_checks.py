@@ -35,7 +35,7 @@ def rope(theta: float, **more: Any) -> Any:
 def states(shifted: bool) -> list[torch.Tensor]:
     """embedding, outputs of layers 0 and 1, as transformers lists them; or without the embedding in front."""
     listed = [torch.zeros(4, 3), DENSE[:, 0], DENSE[:, 1]]
-    return listed[1:] + [torch.zeros(4, 3)] if shifted else listed
+    return [*listed[1:], torch.zeros(4, 3)] if shifted else listed
 
 
 def lost(name: str, **counts: int) -> Check:

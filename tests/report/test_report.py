@@ -62,7 +62,7 @@ def test_a_finished_run_shows_its_closing_evaluation(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     finish(run)
     text = page([read_run(run)])
-    assert all(words in text for words in ("finished", "2.500 (step 40)", "1.40×", "48 of 48"))
+    assert all(words in text for words in ("finished", "2.500 (step 40)", "1.40x", "48 of 48"))
     assert "not finished" not in text
 
 
