@@ -54,7 +54,8 @@ def main() -> int:
     print(f"\n{device}, {time.monotonic() - started:.0f} s\n{'fault':44} shown (Wilson 95 %)    verdicts")
     for row in ROWS:
         verdicts = [outcome.verdict for owner, outcome in results if owner is row]
-        rate = Rate(sum(verdict in SHOWS_AS for verdict in verdicts), len(verdicts))
+        ran = [verdict for verdict in verdicts if verdict not in ("skipped", "broken")]
+        rate = Rate(sum(verdict in SHOWS_AS for verdict in ran), len(ran))
         print(f"{row.name:44} {rate!s:22} {', '.join(verdicts)}")
     return 0
 

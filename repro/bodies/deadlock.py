@@ -25,6 +25,7 @@ def main(
         return 77
     lock, none = threading.Lock(), nullcontext()
     forward_lock, full_lock = lock if variant == "forward" else none, lock if variant == "full" else none
+    done: list[str] = []
     mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 1024, 1024, device="cuda")
 
     def train(number: int) -> None:
@@ -37,6 +38,7 @@ def main(
                 with forward_lock:
                     loss = attention(q, k, v, block_mask=mask).float().sum()
                 loss.backward()  # type: ignore[no-untyped-call]
+            done.append(f"thread {number} step {step}")
 
     threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:
@@ -47,7 +49,8 @@ def main(
     stuck = any(thread.is_alive() for thread in threads)
     if stuck:
         faulthandler.dump_traceback(all_threads=True)
-    print(f"DEADLOCK {'shown' if stuck else 'not shown'} on torch {torch.__version__}, {variant}", flush=True)
+    shown = "shown" if stuck else "not shown"
+    print(f"DEADLOCK {shown} on torch {torch.__version__}, {variant}: {len(done)} of 4 steps done", flush=True)
     return int(stuck)
 
 
