@@ -18,6 +18,8 @@ class Strategy(Protocol):
     """How compiled functions are built and called when several threads do so in one process."""
 
     name: str
+    # races that it does not prevent, in words; "" when none reaches it
+    leaves_open: str
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns `fn` as this strategy runs it. Called once, while the drafter is built, never in a step."""

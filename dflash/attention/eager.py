@@ -10,6 +10,7 @@ class Eager:
     """Right values, nothing compiled. Uncompiled flex with grad traces on every call, one thread only."""
 
     name = "eager"
+    leaves_open = "with kernel flex and gradients every call is a trace, which disturbs whatever other threads do"
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns `fn` itself."""

@@ -20,6 +20,7 @@ class ForceCompile:
     """Keeps the compiled kernel while another thread traces; leaves module patches, RNG and the deadlock open."""
 
     name = "force-compile"
+    leaves_open = "traces that corrupt each other, degraded compiles, a rewound random state, deadlock on a shared GPU"
 
     def __init__(self) -> None:
         if not hasattr(dynamo_config(), FLAG):

@@ -94,6 +94,7 @@ class Isolated:
     """
 
     name = "isolated"
+    leaves_open = "outside steps: random state, default dtype and stance that another thread changes during a compile"
 
     def __init__(self, gate: Gate = PROCESS_GATE) -> None:
         _refuse_unproved()

@@ -23,6 +23,7 @@ class LockedCompile:
     """
 
     name = "locked-compile"
+    leaves_open = "traces, compiles and mask builds of code that takes no step"
 
     def __init__(self, gate: Gate = PROCESS_GATE) -> None:
         self._steps = ColdSteps(gate)

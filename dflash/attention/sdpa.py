@@ -7,3 +7,4 @@ class Sdpa(Eager):
     """No dynamo at all; memory O(Q x S) bool for the mask. Only the sdpa kernel may run under it (select.py)."""
 
     name = "sdpa"
+    leaves_open = ""

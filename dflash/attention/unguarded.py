@@ -13,6 +13,7 @@ class Unguarded:
     """Compiled, unprotected: right and fast in one thread, open to every race in several. For measurements only."""
 
     name = "unguarded"
+    leaves_open = "everything"
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function."""

@@ -6,7 +6,7 @@ import torch
 
 from dflash.doctor.base import Check, Subject, passed, warned
 
-# strategies that compile without keeping other threads' traces away; measured in repro/
+# strategies whose own steps other threads' traces and compiles reach; measured in repro/
 OPEN_TO_RACES = frozenset({"force-compile"})
 
 
@@ -15,13 +15,13 @@ def checks(subject: Subject) -> Iterator[Check]:
     backend = subject.attention
     yield passed("strategy", str(backend))
     name = backend.strategy.name
+    left = backend.strategy.leaves_open
     if name in OPEN_TO_RACES:
-        yield warned(
-            "races", f"{name} gets past the FX check and leaves the other races open", "use locked-compile or sdpa"
-        )
+        yield warned("races", f"{name} leaves open: {left}", "use isolated, locked-compile or sdpa")
     elif name == "eager" and backend.kernel == "flex":
         yield warned(
             "races", "uncompiled flex traces on every call, for all threads to see", "use locked-compile or sdpa"
         )
     else:
-        yield passed("races", f"none reaches {name} on torch {torch.__version__}")
+        beyond = f"; not prevented: {left}" if left and name != "eager" else ""
+        yield passed("races", f"none reaches the steps of {name} on torch {torch.__version__}{beyond}")

@@ -16,6 +16,7 @@ class WithoutTheGate:
     """What another project gets from the context managers: no steps, so no gate."""
 
     name = "isolation only"
+    leaves_open = ""
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         raise NotImplementedError("the bodies compile for themselves")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dflash.attention.select import STRATEGIES
 from dflash.data.documents import Document
 from dflash.doctor import attention, data, machine, resources, target
 from dflash.doctor.base import Check, Subject, guarded, passed
@@ -51,7 +52,7 @@ def needs(gigabytes: float) -> Memory:
 
 
 def backend(name: str, kernel: str) -> Any:
-    made = SimpleNamespace(strategy=SimpleNamespace(name=name), kernel=kernel)
+    made = SimpleNamespace(strategy=STRATEGIES[name](), kernel=kernel)
     return next(c for c in attention.checks(SimpleNamespace(attention=made)) if c.name == "races")  # type: ignore[arg-type]
 
 
