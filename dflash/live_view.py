@@ -19,12 +19,17 @@ class Standing:
     """Where a run stands; filled from the records of metrics.jsonl, by `take`, and by whoever shows it."""
 
     total_steps: int | None = None
+    # steps that were done before anything was shown
+    done: int = 0
     # what it does now: train, evaluate 3/16, save
     stage: str = "start"
     step: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=dict)
+    # the queue between target and drafter threads, where there is one
+    flow: Mapping[str, Any] = field(default_factory=dict)
     skipped: int = 0
+    # compiles during the run: each one held every thread up
     compiles: int = 0
     last_compile: str = ""
     seconds_a_step: float = 0.0
@@ -41,25 +46,27 @@ class Standing:
             self.evaluation = record
             if not self.best or record["tau"] >= self.best["tau"]:
                 self.best = record
+        elif kind == "flow":
+            self.flow = record
         elif kind == "skip":
             self.skipped += 1
-        elif kind == "compile":
+        elif kind == "late_compile":
             self.compiles += 1
-            self.last_compile = f"step {record['step']}: {record['what']}"
+            self.last_compile = f"step {record['step']}, {record['thread']}: {record['reason']}"
 
     @property
     def left_s(self) -> float | None:
         """Seconds of steps still to do; evaluations are not counted. None while unknown."""
         if self.total_steps is None or not self.step:
             return None
-        return (self.total_steps - self.step["step"]) * self.seconds_a_step
+        return float((self.total_steps - self.step["step"]) * self.seconds_a_step)
 
 
 def view(standing: Standing, width: int = 80) -> RenderableType:
     """The lines, each no wider than `width`."""
-    lines = [_progress(standing), *_figures(standing), *_acceptance(standing, width), *_waits(standing)]
+    lines = [_progress(standing), *_figures(standing), *_acceptance(standing, width), *_flow(standing)]
     if standing.compiles:
-        lines.append(Text(f"compiled {standing.compiles} times, last at {standing.last_compile}", style="dim"))
+        lines.append(Text(f"{standing.compiles} late compiles, last at {standing.last_compile}", style="yellow"))
     if standing.skipped:
         lines.append(Text(f"{standing.skipped} steps skipped", style="yellow"))
     for line in lines:
@@ -83,15 +90,6 @@ def slot_bars(shares: Sequence[float], width: int) -> str:
     return long if len(long) <= width else "".join(bars)[:width]
 
 
-def bottleneck(waits_ms: Mapping[str, float]) -> str | None:
-    """The side that waits least, when the others wait clearly longer: they wait for it."""
-    if len(waits_ms) < 2:
-        return None
-    name = min(waits_ms, key=lambda side: waits_ms[side])
-    others = min(value for side, value in waits_ms.items() if side != name)
-    return name if others > 2 * waits_ms[name] and others > 1.0 else None
-
-
 def duration(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
@@ -100,7 +98,7 @@ def duration(seconds: float) -> str:
 
 
 def _progress(standing: Standing) -> Text:
-    done, total = int(standing.step.get("step", 0)), standing.total_steps
+    done, total = int(standing.step.get("step", standing.done)), standing.total_steps
     text = Text(f"{standing.stage:<14} ", style="bold")
     if total:
         filled = min(BAR, round(BAR * done / total))
@@ -136,14 +134,17 @@ def _acceptance(standing: Standing, width: int) -> list[Text]:
     return lines
 
 
-def _waits(standing: Standing) -> list[Text]:
-    waits: Mapping[str, float] = standing.step.get("waits_ms", {})
-    if not waits:
+def _flow(standing: Standing) -> list[Text]:
+    """The queue between targets and drafters; the side that the other waits for is marked."""
+    flow = standing.flow
+    if not flow:
         return []
-    slow, text = bottleneck(waits), Text("waits ")
-    for name, value in waits.items():
-        text.append(f" {name} {value:.0f} ms", style="bold red" if name == slow else "")
-    return [text.append(f"  bottleneck: {slow}" if slow else "  balanced")]
+    slow = flow["bottleneck"]
+    text = Text(f"queue {flow['queued']}/{flow['depth']}")
+    for side, field_name in (("targets", "put_wait_ms"), ("drafters", "take_wait_ms")):
+        words = f"  {side} wait {flow[field_name]:.0f} ms"
+        text.append(words + (" (bottleneck)" if side == slow else ""), style="bold red" if side == slow else "")
+    return [text]
 
 
 def _block(share: float) -> str:

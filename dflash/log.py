@@ -1,19 +1,25 @@
-"""What a run shows: a live bar on a terminal, plain lines elsewhere, tables at the start and the end."""
+"""What a run shows: a live view on a terminal, plain lines elsewhere, tables at the start and the end."""
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
+
+from dflash.live_view import Standing, duration, step_text, view
+
+__all__ = ["RunLog", "StepLine", "duration", "stdout_console"]
 
 # seconds between plain lines: a log file of a long run stays readable
 PLAIN_INTERVAL_S = 5.0
 # columns of what is written to a file
 PLAIN_WIDTH = 200
+REFRESHES_A_SECOND = 5
 
 
 @dataclass(frozen=True)
@@ -37,20 +43,23 @@ class StepLine:
     step_ms: float
     # context tokens a second
     tok_s: float
+    # for slot k = 1..K-1: share of right tokens where all earlier slots were right (teacher-forced too)
+    conditional_acceptance: tuple[float, ...] = ()
 
 
 class RunLog:
-    """Everything a run prints. `live` shows a bar on a terminal; without one, a line now and then."""
+    """Everything a run prints. `live` shows where it stands on a terminal; without one, a line now and then."""
 
-    def __init__(self, console: Console | None = None, *, plain_interval_s: float = PLAIN_INTERVAL_S) -> None:
-        """Prints to `console`, by default standard output."""
+    def __init__(
+        self, console: Console | None = None, *, plain_interval_s: float = PLAIN_INTERVAL_S, quiet: bool = False
+    ) -> None:
+        """Prints to `console`, by default standard output; quiet: nothing at all, errors excepted."""
         self.console = console or stdout_console()
+        self.console.quiet = self.console.quiet or quiet
         self._interval_s = plain_interval_s
         self._last_line_s = float("-inf")
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
-        self._total = 0
-        self._seconds_a_step = 0.0
+        self._live: Live | None = None
+        self.standing = Standing()
 
     def header(self, rows: Mapping[str, str]) -> None:
         """What runs, on what, and why."""
@@ -73,62 +82,52 @@ class RunLog:
     @contextmanager
     def live(self, total_steps: int, done: int) -> Iterator[None]:
         """The time in which steps are shown; the terminal is given back on exit."""
-        self._total = total_steps
-        if not self.console.is_terminal:
+        self.standing = Standing(total_steps=total_steps, done=done)
+        if not self.console.is_terminal or self.console.quiet:
             yield
             return
-        columns = [TextColumn("{task.fields[stage]:<10}"), BarColumn(30), MofNCompleteColumn()]
-        with Progress(*columns, TextColumn("{task.fields[text]}"), console=self.console) as progress:
-            self._progress = progress
-            self._task = progress.add_task("", total=total_steps, completed=done, stage="start", text="")
+        # asked for by the display's own thread: a step only changes numbers, and never waits for the terminal
+        shown = Live(console=self.console, get_renderable=self._view, refresh_per_second=REFRESHES_A_SECOND)
+        with shown:
+            self._live = shown
             try:
                 yield
             finally:
-                self._progress = None
+                self._live = None
 
     def stage(self, name: str) -> None:
         """What the run does now."""
-        if self._progress is not None:
-            self._progress.update(self._task, stage=name)
+        self.standing.stage = name
 
     def part(self, name: str, done: int, total: int) -> None:
         """How far a long part of the run (an evaluation, the preparation) is."""
-        if self._progress is not None:
-            self._progress.update(self._task, stage=f"{name} {done}/{total}")
+        self.standing.stage = f"{name} {done}/{total}"
 
     def step(self, line: StepLine) -> None:
         """Shows one optimizer step."""
-        seconds = line.step_ms / 1e3
-        # a running mean: the estimate must not jump with every evaluation or slow step
-        self._seconds_a_step = seconds if not self._seconds_a_step else 0.95 * self._seconds_a_step + 0.05 * seconds
-        text = self._text(line)
-        if self._progress is not None:
-            self._progress.update(self._task, completed=line.step, stage="train", text=text)
-        elif self._is_due(line.step):
-            self.line(f"step {line.step}/{self._total}  {text}")
+        self.write("step", line.step, asdict(line))
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """A record of the run, as every logger takes it: changes what is shown."""
+        record = {**values, "kind": kind, "step": step}
+        self.standing.take(record)
+        if kind == "step" and self._live is None and self._is_due(step):
+            self.line(f"step {step}/{self.standing.total_steps}  {step_text(record, self.standing.left_s)}")
+
+    def close(self) -> None:
+        """Nothing is buffered."""
+
+    def _view(self) -> RenderableType:
+        return view(self.standing, self.console.width)
 
     def _is_due(self, step: int) -> bool:
         now = time.monotonic()
-        due = step in (1, self._total) or now - self._last_line_s >= self._interval_s
+        due = step in (1, self.standing.total_steps) or now - self._last_line_s >= self._interval_s
         if due:
             self._last_line_s = now
         return due
-
-    def _text(self, line: StepLine) -> str:
-        left = (self._total - line.step) * self._seconds_a_step
-        return (
-            f"loss {line.loss:.3f}  acc {line.accuracy:.3f}  tau {line.tau:.2f}  lr {line.learning_rate:.2e}  "
-            f"{line.tok_s / 1e3:.2f} ktok/s  eta {duration(left)}"
-        )
 
 
 def stdout_console() -> Console:
     """Standard output: as wide as the terminal, or wide enough not to fold in a file."""
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -5,8 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from dflash.live_view import Standing, bottleneck, duration, slot_bars, step_text, view
+from dflash.live_view import Standing, duration, slot_bars, step_text, view
 from tests.report.made_runs import step_record
+
+FLOW = {
+    "kind": "flow", "step": 100, "queued": 3, "depth": 4, "put_wait_ms": 40.0, "take_wait_ms": 3.0,
+    "elapsed_ms": 120.0, "restarted": [], "bottleneck": "drafters",
+}  # fmt: skip
 
 
 def shown(standing: Standing, width: int = 80) -> str:
@@ -19,10 +24,11 @@ def shown(standing: Standing, width: int = 80) -> str:
 def full() -> Standing:
     standing = Standing(total_steps=400)
     slots = [0.9 - 0.05 * k for k in range(15)]
-    standing.take({**step_record(100), "conditional_acceptance": slots, "waits_ms": {"target": 40.0, "drafter": 3.0}})
+    standing.take({**step_record(100), "conditional_acceptance": slots})
+    standing.take(FLOW)
     standing.take({"kind": "eval", "step": 50, "tau": 2.0})
     standing.take({"kind": "eval", "step": 100, "tau": 1.5})
-    standing.take({"kind": "compile", "step": 1, "what": "forward: first compile " + 30 * "x"})
+    standing.take({"kind": "late_compile", "step": 1, "thread": "drafter-0", "reason": 40 * "x"})
     standing.take({"kind": "skip", "step": 3, "reason": "not finite"})
     return standing
 
@@ -39,8 +45,8 @@ def test_all_that_a_run_logs_is_seen() -> None:
     assert "100/400 25%" in text
     assert "slots █90 ▇85" in text
     assert "held-out tau 1.500 at step 100, best 2.000 at step 50" in text
-    assert "bottleneck: drafter" in text
-    assert "compiled 1 times, last at step 1: forward" in text
+    assert "queue 3/4  targets wait 40 ms  drafters wait 3 ms (bottleneck)" in text
+    assert "1 late compiles, last at step 1, drafter-0: xxx" in text
     assert "1 steps skipped" in text
 
 
@@ -55,18 +61,13 @@ def test_slots_that_do_not_fit_with_figures_are_bars_alone() -> None:
     assert slot_bars([float("nan")], 80).startswith(" ")
 
 
-@pytest.mark.parametrize(
-    ("waits", "expected"),
-    [
-        ({"target": 40.0, "drafter": 3.0}, "drafter"),
-        ({"target": 3.0, "drafter": 40.0}, "target"),
-        ({"target": 30.0, "drafter": 40.0}, None),
-        ({"target": 0.0, "drafter": 0.1}, None),
-        ({"target": 40.0}, None),
-    ],
-)
-def test_the_bottleneck_is_the_side_that_the_others_wait_for(waits: dict[str, float], expected: str | None) -> None:
-    assert bottleneck(waits) == expected
+@pytest.mark.parametrize(("slow", "marked"), [("targets", 1), ("drafters", 1), ("neither", 0)])
+def test_only_the_side_that_the_other_waits_for_is_marked(slow: str, marked: int) -> None:
+    standing = full()
+    standing.take({**FLOW, "bottleneck": slow})
+    text = shown(standing)
+    assert text.count("(bottleneck)") == marked
+    assert f"{slow} wait" in text or not marked
 
 
 def test_the_time_left_follows_a_slow_step_slowly() -> None:

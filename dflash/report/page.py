@@ -14,6 +14,7 @@ SUMMARY = (
     *("run", "state", "steps", "held-out tau", "speed-up", "same as greedy", "last loss"),
     *("ktok/s (median)", "time in steps"),
 )
+MOST_ROWS = 50
 NOTE_TRAINING = "teacher-forced blocks of the training data, not decoding"
 
 
@@ -29,7 +30,7 @@ def page(runs: Sequence[RunData]) -> str:
         tag("h2", None, "Training"),
         tag("div", {"class": "charts"}, *_training(runs)),
         *_time_lines(runs),
-        *_skips(runs),
+        *_events(runs),
         tag("h2", None, "Configuration"),
         *_configuration(runs),
         tag("h2", None, "Environment"),
@@ -99,9 +100,7 @@ def _training(runs: Sequence[RunData]) -> Iterator[Markup]:
     yield _curves(runs, "step_ms", "Time of a step", "ms")
     yield _curves(runs, "grad_norm", "Gradient norm before clipping", "")
     yield _curves(runs, "learning_rate", "Learning rate", "")
-    if waits := _waits(runs):
-        note = "the side that waits is not the bottleneck"
-        yield line_chart("Queue waits", waits, unit="ms a step", note=note, keys=True)
+    yield from _flow(runs)
 
 
 def _curves(
@@ -111,17 +110,18 @@ def _curves(
     return line_chart(title, curves, unit=unit, note=note)
 
 
-def _waits(runs: Sequence[RunData]) -> list[Series]:
-    """One curve a queue and run, from the step records' `waits_ms` (name of the waiting side -> ms), where logged."""
-    sides = dict.fromkeys(side for run in runs for record in run.steps for side in record.get("waits_ms", {}))
-    curves: list[Series] = []
+def _flow(runs: Sequence[RunData]) -> Iterator[Markup]:
+    """The queue between targets and drafters, of runs that have one."""
+    waits: list[Series] = []
     for run in runs:
-        for side in sides:
-            points = [(r["step"], r["waits_ms"][side]) for r in run.steps if side in r.get("waits_ms", {})]
-            if points:
-                name = side if len(runs) == 1 else f"{run.name} {side}"
-                curves.append(Series(name, points, len(curves)))
-    return curves
+        for side, field in (("targets wait for room", "put_wait_ms"), ("drafters wait for features", "take_wait_ms")):
+            if points := run.points(field, run.flows):
+                waits.append(Series(side if len(runs) == 1 else f"{run.name}: {side}", points, len(waits)))
+    if waits:
+        note = "the side that waits is not the bottleneck"
+        yield line_chart("Queue waits", waits, unit="ms a step", note=note, keys=True)
+        queued = [Series(run.name, run.points("queued", run.flows), i) for i, run in enumerate(runs)]
+        yield line_chart("Queue", queued, unit="micro-batches", note="that have features and wait for a drafter")
 
 
 def _time_lines(runs: Sequence[RunData]) -> Iterator[Markup]:
@@ -131,11 +131,15 @@ def _time_lines(runs: Sequence[RunData]) -> Iterator[Markup]:
         yield from pictures
 
 
-def _skips(runs: Sequence[RunData]) -> Iterator[Markup]:
+def _events(runs: Sequence[RunData]) -> Iterator[Markup]:
+    late = [[run.name, str(r["step"]), str(r["thread"]), str(r["reason"])] for run in runs for r in run.late_compiles]
+    if late:
+        yield tag("h2", None, f"Compiles during the run ({len(late)})")
+        yield table(("run", "step", "thread", "reason"), late[:MOST_ROWS])
     rows = [[run.name, str(r["step"]), str(r["reason"]), str(r.get("loss", ""))] for run in runs for r in run.skips]
     if rows:
         yield tag("h2", None, f"Skipped steps ({len(rows)})")
-        yield table(("run", "step", "reason", "loss"), rows[:50])
+        yield table(("run", "step", "reason", "loss"), rows[:MOST_ROWS])
 
 
 def _configuration(runs: Sequence[RunData]) -> Iterator[Markup]:

@@ -28,6 +28,9 @@ class RunData:
     steps: Sequence[Record]
     evaluations: Sequence[Record]
     skips: Sequence[Record]
+    # the queue between target and drafter threads, and compiles during the run
+    flows: Sequence[Record]
+    late_compiles: Sequence[Record]
     # the closing evaluation over every held-out prompt; none: the run has not come to its end
     final: Record | None
     checkpoints: Sequence[int]
@@ -77,6 +80,8 @@ def read_run(path: Path) -> RunData:
         steps=_of_kind(records, "step"),
         evaluations=_of_kind(records, "eval"),
         skips=_of_kind(records, "skip"),
+        flows=_of_kind(records, "flow"),
+        late_compiles=_of_kind(records, "late_compile"),
         final=_final(run.evaluation),
         checkpoints=saved_steps(run.checkpoints),
         traces=find_traces(path),

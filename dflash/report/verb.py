@@ -1,5 +1,6 @@
 """The verb `dflash report`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dflash.command_line import parse_required
-from dflash.errors import OutputError
+from dflash.errors import ConfigError, OutputError
 
 HELP = """\
 One self-contained HTML page of one or more runs, finished or not: curves, acceptance by slot, throughput, compile
@@ -38,18 +39,19 @@ def main(words: list[str]) -> int:
 
 def write(options: ReportOptions) -> Path:
     """Writes the page whole or not at all; returns its path. CheckpointError: not a run; OutputError: cannot write."""
-    from dflash.errors import ConfigError
     from dflash.report.page import page
     from dflash.report.run_data import read_run
-    from dflash.run_directory import replace_text
 
     if not options.runs:
         raise ConfigError("at least one run's directory", "none", "name it: dflash report runs/default")
     text = page([read_run(path) for path in options.runs])
     output = options.output or options.runs[0] / "report.html"
+    partial = output.with_name(f".partial-{output.name}")
     try:
-        replace_text(output, text)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, output)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         got = error.strerror or str(error)
         raise OutputError("a place for the page", got, "choose another with -o", where=str(output)) from error
     return output

@@ -123,15 +123,21 @@ def test_a_compile_trace_becomes_a_time_line_with_a_lane_a_thread(tmp_path: Path
     assert {"drafter-7 (7)", "drafter-8 (8)"} <= set(re.findall(r"<title>(drafter[^<]*)</title>", text))
 
 
-def test_queue_waits_are_drawn_when_they_are_logged(tmp_path: Path) -> None:
+def test_the_queue_and_late_compiles_are_shown_when_they_are_logged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=3)
-    assert "Queue waits" not in page([read_run(run)])
+    text = page([read_run(run)])
+    assert "Queue" not in text
+    assert "Compiles during the run" not in text
     with (run / "metrics.jsonl").open("a") as stream:
-        for step in (4, 5):
-            stream.write(json.dumps({**step_record(step), "waits_ms": {"drafter": 3.0, "target": 9.5}}) + "\n")
+        for step in (1, 2, 3):
+            flow = {"kind": "flow", "step": step, "put_wait_ms": 3.0 * step, "take_wait_ms": 9.5, "queued": 2}
+            stream.write(json.dumps(flow) + "\n")
+        stream.write('{"kind": "late_compile", "step": 3, "thread": "drafter-1", "reason": "size <mismatch>"}\n')
     text = page([read_run(run)])
     assert "Queue waits" in text
-    assert "</i> drafter</span>" in text
+    assert "</i> drafters wait for features</span>" in text
+    assert "Compiles during the run (1)" in text
+    assert "size &lt;mismatch&gt;" in text
 
 
 def test_the_page_reaches_for_nothing_outside_itself(tmp_path: Path) -> None:
