@@ -22,6 +22,7 @@ POINTS = {
     "trace.restored": "flag and patches are as Tracer.trace found them",
     "call.check": "a compiled callable is about to ask whether FX is tracing",
     "call.callback": "the check was passed, the dynamo callback is set next",
+    "call.restored": "the dynamo callback was taken off",
     "compile.lock": "about to take compile_lock (a compile, or a lazy backward's)",
     "compile.locked": "compile_lock is held",
     "compile.unlocked": "compile_lock was released",
@@ -122,10 +123,14 @@ def _check(original: Callable[[], bool], at: Point) -> Callable[[], bool]:
 
 def _callback(original: Callable[[Any], Any], at: Point) -> Callable[[Any], Any]:
     def set_eval_frame(callback: Any) -> Any:
-        if callable(callback):  # it is None or False when the call restores what was there before
+        if callable(callback):  # it is None or False when a call restores what was there before
             at("call.callback")
-        return original(callback)
+            return original(callback)
+        previous = original(callback)
+        at("call.restored")
+        return previous
 
+    resolve("dynamo.skip_code")(set_eval_frame.__code__)  # it is called while the callback is set
     return set_eval_frame
 
 
@@ -172,7 +177,7 @@ _GROUPS = {
     "fx.trace": "trace.",
     "fx.new_patcher": "trace.",
     "fx.is_symbolic_tracing": "call.",
-    "dynamo.set_eval_frame": "call.callback",
+    "dynamo.set_eval_frame": "call.",
     "dynamo.lock": "compile.",
     "hop.set_env": "operator.",
     "fx.annotate": "annotate.",

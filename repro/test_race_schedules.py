@@ -48,6 +48,28 @@ def test_race_schedules_of_two_threads_fail_exactly_where_the_fault_exists(
     assert wrong is None, wrong
 
 
+def test_race_points_of_a_compiled_call_come_in_order() -> None:
+    """A warm call passes the check and the callback, ends with its removal, and compiles nothing, the hooks included."""
+    program = (
+        "import torch\n"
+        "from repro.points import hooked\n"
+        "seen = []\n"
+        "with hooked(seen.append, {'call.check', 'call.callback', 'call.restored', 'compile.locked'}):\n"
+        "    compiled = torch.compile(lambda x: x * 2, backend='eager')\n"
+        "    compiled(torch.ones(2))\n"
+        "    cold = list(seen)\n"
+        "    seen.clear()\n"
+        "    compiled(torch.ones(2))\n"
+        "print(cold.count('compile.locked'), *seen)\n"
+    )
+    outcome = run_child(["-c", program], 200.0)
+    compiles, *warm = outcome.line.split()
+    assert compiles == "1", outcome.output
+    assert warm[:2] == ["call.check", "call.callback"]  # dynamo takes it off and on again round the compiled code
+    assert warm[-1] == "call.restored"
+    assert "compile.locked" not in warm
+
+
 def test_race_a_schedule_replays_move_by_move() -> None:
     """On every torch: the same order gives the same trace and the same verdict, in another process."""
     command = ["-m", "repro.replay", "FXSTUCK-A", "AAABBAABBB"]
