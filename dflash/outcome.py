@@ -13,6 +13,7 @@ from dflash.data.rows import batches_per_epoch
 from dflash.evaluate import Evaluation, evaluate
 from dflash.log import RunLog
 from dflash.parts import Parts
+from dflash.pipeline.replicas import beside_target
 from dflash.progress import load_weights
 from dflash.run_directory import RunDirectory, replace_text
 from dflash.signals import EvaluationAbandoned
@@ -32,7 +33,7 @@ def header(config: TrainConfig, parts: Parts) -> dict[str, str]:
         "attention": str(parts.attention),
         "data": f"{len(store)} documents ({counts}), {store.meta.tokens} tokens, {store.meta.supervised_tokens} "
         f"supervised, {per_epoch} batches an epoch; {len(parts.prompts)} held-out prompts",
-        "devices": f"{parts.device}, {config.dtype} arithmetic, {torch.get_num_threads()} threads",
+        "devices": f"{parts.placement}, {config.dtype} arithmetic, {torch.get_num_threads()} threads",
         "torch": f"{torch.__version__}, seed {config.seed}",
         "output": str(config.output),
     }
@@ -49,9 +50,10 @@ def finish(
     """Takes the best checkpoint, measures it on every held-out prompt, exports it, reads the export back."""
     best = best_checkpoint(run)
     load_weights(parts, checkpoint.load(checkpoint.step_directory(run.checkpoints, best)).weights, str(run.path))
+    drafter = beside_target(parts)
     log.line(f"measuring step {best} on {len(parts.prompts)} held-out prompts, against plain greedy decoding")
     try:
-        measured = evaluate(parts.target, parts.drafter, parts.prompts, config.eval.max_new_tokens, guard)
+        measured = evaluate(parts.target, drafter, parts.prompts, config.eval.max_new_tokens, guard)
     except EvaluationAbandoned:
         return  # the checkpoint of the last step is there: --resume comes straight back here
     difference = export(config, parts, run)
@@ -90,15 +92,15 @@ def export(config: TrainConfig, parts: Parts, run: RunDirectory) -> float:
 
     if run.export.exists():
         shutil.rmtree(run.export)  # of this same run, from before it was resumed
-    write_zlab(parts.drafter, parts.target, run.export)
-    again = read_zlab(run.export).to(parts.device)
+    drafter, device = beside_target(parts), parts.target.device
+    write_zlab(drafter, parts.target, run.export)
+    again = read_zlab(run.export).to(device)
     again.bind_target(parts.target.embedding, parts.target.head)
-    prompt = torch.tensor(parts.prompts[0], device=parts.device)
-    features = parts.target.features(prompt, parts.drafter.target_layer_ids)
-    block = torch.full((1, parts.drafter.block_size), parts.drafter.mask_token_id, device=parts.device)
+    prompt = torch.tensor(parts.prompts[0], device=device)
+    features = parts.target.features(prompt, drafter.target_layer_ids)
+    block = torch.full((1, drafter.block_size), drafter.mask_token_id, device=device)
     block[0, 0] = prompt[-1]
     ours, theirs = (
-        drafter.draft(drafter.new_cache(), features.hidden[None, :-1], block, len(prompt) - 1)
-        for drafter in (parts.drafter, again)
+        one.draft(one.new_cache(), features.hidden[None, :-1], block, len(prompt) - 1) for one in (drafter, again)
     )
     return float((ours - theirs).abs().max())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from dflash.errors import ConfigError, DataError
 from dflash.feature_store import FeatureStore
 from dflash.features import FeatureSource
 from dflash.optim import build_optimizer
+from dflash.pipeline.placement import Placement, layout, place
+from dflash.pipeline.ranks import local_device
 from dflash.run_directory import RunDirectory
 from dflash.target import Target, check_layer_ids, choose_layer_ids, resolve_mask_token
 
@@ -45,11 +47,13 @@ class Parts:
     optimizer: torch.optim.AdamW
     # dtype of the drafter's arithmetic
     dtype: torch.dtype
+    # the devices of all targets and drafters of this process; target and drafter here are on the first ones
+    placement: Placement
 
     @property
     def device(self) -> torch.device:
-        """Where the drafter is."""
-        return self.target.device
+        """Where the drafter is; the target may be on another one."""
+        return next(iter(self.parameters.values())).device
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Autocast round a forward when the arithmetic is not float32; per thread."""
@@ -58,10 +62,11 @@ class Parts:
 
 def build(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Parts:
     """Loads and checks everything; writes nothing. Errors: TargetError, DataError, ConfigError, StrategyError."""
-    device = resolve_device(config.device)
-    workload = Workload(force_unsafe=config.force_unsafe)
+    placement = resolve_placement(config)
+    device = placement.drafters[0]
+    workload = Workload(threads=len(placement.drafters), force_unsafe=config.force_unsafe)
     attention = choose(config.attn_strategy, config.attn_kernel, device, scope=config.compile_scope, workload=workload)
-    target = load_target(config.target, device)
+    target = load_target(config.target, placement.targets[0])
     drafter = build_drafter(config, target).to(device)
     drafter.use_attention(attention)
     drafter.checkpoint_layers = config.checkpoint_layers
@@ -81,7 +86,24 @@ def build(config: TrainConfig, progress: Callable[[int, int], None] | None = Non
         objective=OBJECTIVES[config.objective.name](),
         optimizer=build_optimizer(parameters, config.optim),
         dtype=DTYPES[config.dtype],
+        placement=placement,
     )
+
+
+def resolve_placement(config: TrainConfig) -> Placement:
+    """The devices of this process, from --targets and --drafters, else --device. ConfigError: not there."""
+    default = local_device(resolve_device(config.device))
+    return place(config.targets, config.drafters, default, torch.cuda.device_count)
+
+
+def settled(config: TrainConfig, ranks: int = 1) -> TrainConfig:
+    """`config` with the micro-batches of a step as a number, for the drafters and ranks there are. Errors: ConfigError.
+
+    It is what a run saves: resumed with other drafters, the steps stay the same.
+    """
+    drafters = len(resolve_placement(config).drafters)
+    micro_batches = layout(config.optim.accumulate, drafters, 0, ranks).micro_batches
+    return replace(config, optim=replace(config.optim, accumulate=micro_batches))
 
 
 def resolve_device(name: str) -> torch.device:

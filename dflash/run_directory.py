@@ -15,8 +15,11 @@ from dflash.errors import CheckpointError, OutputError
 
 MARKER = "dflash-run"
 # everything a run or a verb puts there; --overwrite deletes these and nothing else
-OWN = frozenset({"config.json", "metrics.jsonl", "checkpoints", "export", "features", "store", "evaluation.json"})
-OWN_TEMPORARY = (".partial-", "report")
+OWN = frozenset(
+    {"config.json", "metrics.jsonl", "checkpoints", "export", "features", "store", "evaluation.json"}
+    | {"tensorboard", "wandb"}
+)
+OWN_TEMPORARY = (".partial-", "report", "stacks")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class RunDirectory:
     def features(self) -> Path:
         """The target's features, when they are kept."""
         return self.path / "features"
+
+    def stacks(self, rank: int) -> Path:
+        """What the watchdog of a process has seen."""
+        return self.path / (f"stacks-rank{rank}.txt" if rank else "stacks.txt")
 
     @property
     def evaluation(self) -> Path:

@@ -14,6 +14,8 @@ from dflash.drafter.metrics import Metrics
 from dflash.features import Features, FeatureSource
 from dflash.optim import finish_gradients, learning_rate, set_learning_rate
 from dflash.parts import Parts
+from dflash.pipeline.counts import Counted, Merge, alone
+from dflash.pipeline.memory import memory_errors
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,50 @@ class StepResult:
 class Stepper:
     """Runs optimizer steps; the same code trains and is measured by `dflash bench step`."""
 
-    def __init__(self, config: TrainConfig, parts: Parts, source: FeatureSource, total_steps: int) -> None:
-        """`source`: where the target's features come from."""
+    def __init__(
+        self, config: TrainConfig, parts: Parts, source: FeatureSource, total_steps: int, merge: Merge = alone
+    ) -> None:
+        """`source`: where the target's features come from; `merge`: sums over the processes that share a step."""
         self.config, self.parts, self.source, self.total_steps = config, parts, source, total_steps
+        self._merge = merge
 
     def step(self, number: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Optimizer step `number` (from 0) over the micro-batches; one division by the whole step's sum(w)."""
-        start = time.perf_counter()
-        parts, empty = self.parts, 0
-        metrics: Metrics | None = None
-        parts.optimizer.zero_grad(set_to_none=True)
+        began_s = time.perf_counter()
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        counted = Counted()
         for batch in micro_batches:
-            anchors = self.anchors(batch)
-            if not anchors.valid.any():
-                empty += 1
-                continue
-            features = self.source.rows(batch)
-            counted = self.forward_backward(batch, features, anchors)
-            metrics = counted if metrics is None else metrics + counted
-        rate = learning_rate(number, self.total_steps, self.config.optim)
+            counted += self.count(batch)
+        return self.update(number, counted, began_s)
+
+    def count(self, batch: Batch) -> Counted:
+        """Anchors, features, forward and backward of one micro-batch, in the calling thread."""
+        anchors = self.anchors(batch)
+        features = None
+        if anchors.valid.any():
+            with memory_errors("target", self.parts.target.device, identity(batch)):
+                features = self.source.rows(batch)
+        return self.count_features(batch, features, anchors, context_tokens(batch))
+
+    def count_features(self, batch: Batch, features: Features | None, anchors: Anchors, tokens: int) -> Counted:
+        """Forward and backward of a micro-batch whose features are there; none: it has no valid anchor."""
+        if features is None:
+            return Counted(None, tokens, empty=1)
+        with memory_errors("drafter", self.parts.device, identity(batch)):
+            return Counted(self.forward_backward(batch, features, anchors), tokens)
+
+    def update(self, number: int, counted: Counted, began_s: float) -> StepResult:
+        """Clips and applies the gradients that lie in the parameters, unless something is not finite."""
+        parts = self.parts
+        counted = self._merge(counted, list(parts.parameters.values()), parts.drafter.block_size - 1)
+        metrics, rate = counted.metrics, learning_rate(number, self.total_steps, self.config.optim)
         grad_norm = 0.0 if metrics is None else self._finish(metrics)
         applied = metrics is not None and math.isfinite(grad_norm) and math.isfinite(float(metrics.loss))
         if applied:
             set_learning_rate(parts.optimizer, rate)
             parts.optimizer.step()
-        tokens = sum(int((batch.document_ids >= 0).sum()) for batch in micro_batches)
-        return StepResult(metrics, tokens, empty, grad_norm, rate, applied, time.perf_counter() - start)
+        seconds = time.perf_counter() - began_s
+        return StepResult(metrics, counted.tokens, counted.empty, grad_norm, rate, applied, seconds)
 
     def anchors(self, batch: Batch) -> Anchors:
         """Where this batch's blocks start: a function of the seed, the epoch and each document, nothing else."""
@@ -95,3 +115,15 @@ class Stepper:
 
     def _finish(self, metrics: Metrics) -> float:
         return finish_gradients(self.parts.parameters.values(), float(metrics.weight_sum), self.config.optim.clip)
+
+
+def context_tokens(batch: Batch) -> int:
+    """Tokens of a batch, padding not counted."""
+    return int((batch.document_ids >= 0).sum())
+
+
+def identity(batch: Batch) -> str:
+    """Which batch it is, for errors: its position in the data and its documents."""
+    documents = [store_id for row in batch.doc_ids for store_id in row]
+    some = ", ".join(map(str, documents[:8])) + (", ..." if len(documents) > 8 else "")
+    return f"batch {batch.epoch}/{batch.index}, documents {some or 'none'}"

@@ -1,18 +1,29 @@
 """`dflash train`: builds the parts, then the loop: batches -> step -> evaluation and checkpoint when due -> the end."""
 
-from collections.abc import Iterator
+import os
+import signal
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 
 from dflash import checkpoint, run_directory
 from dflash.config import TrainConfig
-from dflash.data.rows import Batch, batches, batches_per_epoch
+from dflash.data.rows import batches_per_epoch
 from dflash.errors import Diverged, Stopped
 from dflash.evaluate import evaluate
 from dflash.log import RunLog, StepLine
+from dflash.loggers import Loggers, check_loggers, open_loggers
 from dflash.metrics_file import MetricsFile, cut_after
 from dflash.outcome import finish, header
-from dflash.parts import Parts, build, check_features, open_features
+from dflash.parts import Parts, build, check_features, open_features, settled
+from dflash.pipeline.assemble import assemble
+from dflash.pipeline.order import Order
+from dflash.pipeline.placement import layout
+from dflash.pipeline.provenance import provenance
+from dflash.pipeline.ranks import Ranks, joined
+from dflash.pipeline.replicas import beside_target
+from dflash.pipeline.watchdog import Watchdog
 from dflash.progress import Progress, pack, seeded, unpack
 from dflash.run_directory import RunDirectory
 from dflash.signals import EvaluationAbandoned, StopRequest, stop_on_signals
@@ -25,40 +36,56 @@ MAX_EMPTY_STEPS = 100
 
 def train(config: TrainConfig, log: RunLog | None = None) -> int:
     """Runs or resumes a training; returns 0. Every failure is a DflashError; Stopped carries 128 + the signal."""
-    log = log or RunLog()
-    run = run_directory.check(config)
-    with stop_on_signals() as stop, seeded(config.seed):
+    with joined() as ranks, stop_on_signals() as signals, seeded(config.seed):
+        log = log or RunLog(quiet=config.quiet or not ranks.first)
+        config = settled(config, ranks.size)
+        run = run_directory.check(config)
+        check_loggers(config.loggers)
         parts = build(config)
         log.header(header(config, parts))
         check_features(config, parts, run)
-        run_directory.create(run, config)
-        training = Training(config, parts, run, log, stop)
+        ranks.wait()  # every rank has found its options good: the first may write
+        if ranks.first:
+            run_directory.create(run, config)
+        ranks.wait()
+        training = Training(config, parts, run, log, signals, ranks)
         if config.resume:
             training.restore()
         try:
             training.loop()
         finally:
             training.stepper.source.close()
-        finish(config, parts, run, log, training.guard)
-        training.stop_if_asked()
+        if ranks.first:
+            finish(config, parts, run, log, training.guard)
+        training.stop_if_asked(signals)
     return 0
 
 
 class Training:
     """The state of one run and THE loop."""
 
-    def __init__(self, config: TrainConfig, parts: Parts, run: RunDirectory, log: RunLog, stop: StopRequest) -> None:
+    def __init__(
+        self, config: TrainConfig, parts: Parts, run: RunDirectory, log: RunLog, signals: StopRequest, ranks: Ranks
+    ) -> None:
         """Counts the steps of the run; starts at step 0."""
-        self.config, self.parts, self.run, self.log, self.stop = config, parts, run, log, stop
+        self.config, self.parts, self.run, self.log = config, parts, run, log
+        self.signals, self.ranks = signals, ranks
+        # what all ranks have agreed on; `signals` is what this one has got
+        self.stop = StopRequest()
         self.progress = Progress()
         self.total_steps = total_steps(config, parts)
-        self.stepper = Stepper(config, parts, open_features(config, parts, run), self.total_steps)
+        self.order = Order(parts.store, config.data, config.seed)
+        self.layout = layout(config.optim.accumulate, len(parts.placement.drafters), ranks.rank, ranks.size)
+        self.stepper = Stepper(config, parts, open_features(config, parts, run), self.total_steps, ranks.merge)
+        self.watchdog = Watchdog(config.watchdog, run.stacks(ranks.rank), self.fail)
+        self.engine = assemble(self.stepper, self.layout, self.watchdog.beat)
 
     def restore(self) -> None:
         """Goes back to the newest checkpoint; what was logged after it is dropped."""
         newest = checkpoint.newest(self.run.checkpoints)
         self.progress = unpack(checkpoint.load(newest), self.parts, str(newest))
-        cut_after(self.run.metrics, self.progress.step)
+        if self.ranks.first:
+            cut_after(self.run.metrics, self.progress.step)
         self.log.line(f"resumed at step {self.progress.step} from {newest}")
 
     def loop(self) -> None:
@@ -66,22 +93,36 @@ class Training:
         progress = self.progress
         with (
             self.log.live(self.total_steps, progress.step),
-            MetricsFile(self.run.metrics) as self.metrics,
+            self.records() as self.metrics,
             self.parts.attention.strategy.thread_scope(),
+            self.watchdog,
         ):
             self.compile_ahead()
             self.catch_up()
-            for micro_batches in self.step_batches():
-                result = self.stepper.step(progress.step, micro_batches)
-                self.account(result, micro_batches[-1])
-                self.evaluate_and_save()
+            stream = self.order.stream(progress.epoch, progress.index, self.layout)
+            with self.engine.running(stream, progress.step, self.total_steps):
+                while progress.step < self.total_steps:
+                    self.account(self.engine.step(progress.step))
+                    self.evaluate_and_save()
             self.note_late_compiles()
 
+    def records(self) -> AbstractContextManager[Loggers | MetricsFile]:
+        """Where the run's records go: of all ranks, one writes."""
+        if self.ranks.first:
+            return open_loggers(self.config.loggers, self.run, asdict(self.config), self.log)
+        return MetricsFile(Path(os.devnull))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with `error`; called by the watchdog's thread."""
+        self.engine.fail(error)
+
     def compile_ahead(self) -> None:
-        """The warm-up, unless it is switched off or nothing is compiled."""
-        compiled = warm_up(self.stepper, lambda d, n: self.log.part("compile", d, n)) if self.config.warm_up else None
-        if compiled is not None:
-            self.log.line(str(compiled))
+        """The warm-up of every drafter, unless it is switched off or nothing is compiled."""
+        for stepper in self.engine.steppers if self.config.warm_up else ():
+            compiled = warm_up(stepper, lambda d, n: self.log.part("compile", d, n))
+            self.watchdog.beat("warm-up")
+            if compiled is not None:
+                self.log.line(str(compiled))
 
     def note_late_compiles(self) -> None:
         """What was compiled during the run after all, and why."""
@@ -89,29 +130,32 @@ class Training:
             self.metrics.write("late_compile", self.progress.step, {"thread": late.thread, "reason": late.reason})
             self.log.line(f"compiled during the run, in {late.thread}: {late.reason}")
 
-    def step_batches(self) -> Iterator[list[Batch]]:
-        """The micro-batches of each step that is still to do, from the position in `progress`."""
-        start = (self.progress.epoch, self.progress.index)
-        stream = batches(self.parts.store, self.config.data, self.config.seed, start)
-        while self.progress.step < self.total_steps:
-            yield list(islice(stream, self.config.optim.accumulate))
-
-    def account(self, result: StepResult, last: Batch) -> None:
+    def account(self, result: StepResult) -> None:
         """Moves on by one step: position, counters, the step's line. Diverged when it cannot go on."""
         progress = self.progress
+        before = (progress.epoch, progress.index)
         progress.step += 1
-        progress.epoch, progress.index = last.epoch, last.index + 1
+        progress.epoch, progress.index = self.order.after(*before, self.config.optim.accumulate)
         progress.tokens += result.tokens
         progress.empty_batches += result.empty
         if result.metrics is None:
             self.skip_empty()
         elif not result.applied:
-            self.skip_nonfinite(result)
+            self.skip_nonfinite(result, before)
         else:
             progress.nonfinite_in_a_row = progress.empty_in_a_row = 0
             line = step_line(progress, result)
             self.metrics.write("step", progress.step, {k: v for k, v in asdict(line).items() if k != "step"})
-            self.log.step(line)
+            self.note_flow()
+
+    def note_flow(self) -> None:
+        """How full the queue is and who waits for whom; nothing when one thread does everything."""
+        flow = self.engine.flow()
+        if flow is None:
+            return
+        for death in flow.restarted:
+            self.log.line(f"restarted after {death}")
+        self.metrics.write("flow", self.progress.step, {**asdict(flow), "bottleneck": flow.bottleneck})
 
     def skip_empty(self) -> None:
         """Nothing in this step could be trained on."""
@@ -124,8 +168,11 @@ class Training:
                 "lower --drafter.block-size or train on longer answers"
             )
 
-    def skip_nonfinite(self, result: StepResult) -> None:
-        """The weights stay as they were; a few such steps are survived, many in a row are not."""
+    def skip_nonfinite(self, result: StepResult, position: tuple[int, int]) -> None:
+        """The weights stay as they were; a few such steps are survived, many in a row are not.
+
+        position: of the step's first micro-batch.
+        """
         progress, limit = self.progress, self.config.optim.max_nonfinite
         progress.nonfinite += 1
         progress.nonfinite_in_a_row += 1
@@ -133,23 +180,36 @@ class Training:
         loss = float(result.metrics.loss)
         self.metrics.write("skip", progress.step, {"reason": "not finite", "loss": repr(loss)})
         if progress.nonfinite_in_a_row >= limit:
+            micro_batches = list(islice(self.order.stream(*position, self.layout), len(self.layout.own)))
+            cause = provenance(self.stepper, micro_batches)
             raise Diverged(
-                f"step {progress.step}: loss {loss} or its gradient was not finite {limit} times in a row; "
+                f"step {progress.step}: loss {loss} or its gradient was not finite {limit} times in a row: {cause}; "
                 f"lower --optim.lr (now {self.config.optim.lr}) and go on with --resume"
             )
 
     def catch_up(self) -> None:
         """An evaluation that a stop cut short, and a stop that came while the parts were built."""
         pending = self.progress.step > 0 and self.progress.evaluated_step != self.progress.step
+        self.agree()
         if self.stop or (pending and self.is_due(self.config.eval.every)):
             self.evaluate_and_save()
 
     def evaluate_and_save(self) -> None:
         """Whatever is due at this step; a stop that was asked for saves first, then raises Stopped."""
-        improved = self.evaluate() if self.is_due(self.config.eval.every) and not self.stop else False
-        if improved or self.is_due(self.config.save_every) or self.stop:
+        self.agree()
+        improved = False
+        if self.is_due(self.config.eval.every) and not self.stop:
+            with self.watchdog.asleep() if not self.ranks.first else nullcontext():
+                improved = self.ranks.first and self.evaluate()
+                self.agree()
+        if self.ranks.first and (improved or self.is_due(self.config.save_every) or self.stop):
             self.save()
-        self.stop_if_asked()
+        self.stop_if_asked(self.stop)
+
+    def agree(self) -> None:
+        """A stop that any rank has been asked for becomes a stop of all, at the same step."""
+        if self.ranks.any(bool(self.signals), self.parts.device):
+            self.stop.signal_number = self.signals.signal_number or signal.SIGTERM
 
     def is_due(self, every: int) -> bool:
         """At every multiple of `every` steps (0: never) and at the last step."""
@@ -162,9 +222,10 @@ class Training:
         if progress.evaluated_step == progress.step:
             return False
         prompts = self.parts.prompts[: options.prompts]
+        drafter = beside_target(self.parts)
         try:
             measured = evaluate(
-                self.parts.target, self.parts.drafter, prompts, options.max_new_tokens, self.guard, baseline=False
+                self.parts.target, drafter, prompts, options.max_new_tokens, self.guard, baseline=False
             )
         except EvaluationAbandoned:
             return False
@@ -181,7 +242,9 @@ class Training:
     def guard(self, done: int, total: int) -> None:
         """Called within long evaluations: shows how far they are, and ends them when a stop was asked for."""
         self.log.part("evaluate", done, total)
-        if self.stop:
+        self.watchdog.beat("evaluation")
+        self.engine.check()
+        if self.signals:
             raise EvaluationAbandoned
 
     def save(self) -> None:
@@ -191,15 +254,16 @@ class Training:
         self.metrics.sync()
         checkpoint.save(self.run.checkpoints, progress.step, pack(self.config, self.parts, progress))
         checkpoint.prune(self.run.checkpoints, self.config.keep, progress.best_step)
+        self.watchdog.beat("save")
 
-    def stop_if_asked(self) -> None:
+    def stop_if_asked(self, request: StopRequest) -> None:
         """Raises Stopped with the line that says how to go on."""
-        if self.stop.signal_number is not None:
+        if request.signal_number is not None:
             message = (
                 f"stopped by a signal at step {self.progress.step} of {self.total_steps}; "
                 f"go on with: dflash train --resume --output {self.run.path}"
             )
-            raise Stopped(message, self.stop.signal_number)
+            raise Stopped(message, request.signal_number)
 
 
 def total_steps(config: TrainConfig, parts: Parts) -> int:
@@ -208,7 +272,7 @@ def total_steps(config: TrainConfig, parts: Parts) -> int:
         return config.steps
     epochs = range(config.optim.epochs)
     count = sum(batches_per_epoch(parts.store, config.data, config.seed, epoch) for epoch in epochs)
-    return max(1, count // config.optim.accumulate)
+    return max(1, count // config.optim.micro_batches)
 
 
 def step_line(progress: Progress, result: StepResult) -> StepLine:
@@ -227,4 +291,5 @@ def step_line(progress: Progress, result: StepResult) -> StepLine:
         tokens=result.tokens,
         step_ms=result.seconds * 1e3,
         tok_s=result.tokens / result.seconds,
+        conditional_acceptance=tuple(round(share, 4) for share in metrics.conditional_acceptance.tolist()),
     )

@@ -192,7 +192,7 @@ def test_steps_that_stay_not_finite_stop_the_run(
     monkeypatch.setattr(SometimesNan, "calls", 0)
     monkeypatch.setattr(SometimesNan, "bad", frozenset(range(4, 100)))
     config = small_config(tmp_path, tiny_target_dir)
-    with pytest.raises(Diverged, match=r"step 6: .* 3 times in a row; lower --optim\.lr"):
+    with pytest.raises(Diverged, match=r"step 6: .* 3 times in a row: .*; lower --optim\.lr"):
         train(replace(config, optim=replace(config.optim, max_nonfinite=3)), quiet_log())
     assert checkpoint.saved_steps(config.output / "checkpoints") == [3]
 

@@ -72,7 +72,7 @@ def measure(config: TrainConfig, bench: BenchStepConfig) -> StepTimes:
     """Runs the step on the first batch of the data, again and again; the seed fixes weights, rows and anchors."""
     with seeded(config.seed):
         parts = build(replace(config, data=replace(config.data, features="online")))
-        micro_batches = list(islice(batches(parts.store, config.data, config.seed), config.optim.accumulate))
+        micro_batches = list(islice(batches(parts.store, config.data, config.seed), config.optim.micro_batches))
         source = ReadyFeatures(parts, micro_batches[0])
         stepper = Stepper(config, parts, source, bench.warmup + bench.steps)
         with parts.attention.strategy.thread_scope():

@@ -45,7 +45,7 @@ def shape_of(subject: Subject) -> Shape:
         objective=config.objective.name,
         mask=subject.attention.mask,
         fused_norm=subject.device.type == "cuda",
-        accumulate=config.optim.accumulate,
+        accumulate=config.optim.micro_batches,
         checkpointed=config.checkpoint_layers,
         document=store.meta.tokens // len(store),
     )
@@ -71,7 +71,7 @@ def measured_rates(subject: Subject) -> Rates:
     stepper = Stepper(config, parts, source, WARM_UP + TIMED)
     stream = batches(parts.store, config.data, config.seed)
     with seeded(config.seed), parts.attention.strategy.thread_scope():
-        micro_batches = (list(islice(stream, config.optim.accumulate)) for _ in range(WARM_UP + TIMED))
+        micro_batches = (list(islice(stream, config.optim.micro_batches)) for _ in range(WARM_UP + TIMED))
         seconds = [stepper.step(number, some).seconds for number, some in enumerate(micro_batches)]
     prompt, tokens = parts.prompts[0], config.eval.max_new_tokens
     with evaluating(parts.drafter):

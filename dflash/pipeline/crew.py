@@ -70,17 +70,15 @@ class Crew:
         if self.failure is not None:
             raise self.failure
 
-    def join(self, timeout_s: float = JOIN_S) -> None:
-        """Ends all threads: closes what they wait for, then waits. StillRunning names those that do not end."""
+    def join(self, timeout_s: float = JOIN_S) -> list[str]:
+        """Ends all threads: closes what they wait for, then waits. The names of those that have not ended."""
         with self._lock:
             self._ended = True
         self._close(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if alive:
-            raise StillRunning(f"{', '.join(alive)} did not end within {timeout_s:g} s")
+        return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _may_restart(self, name: str, error: BaseException) -> bool:
         with self._lock:

@@ -52,6 +52,11 @@ class Ranks:
         dist.all_reduce(value, dist.ReduceOp.MAX)
         return bool(value.item())
 
+    def wait(self) -> None:
+        """Returns when every rank has come here."""
+        if self.size > 1:
+            dist.barrier()
+
     def _sum_counts(self, counted: Counted, slots: int, device: torch.device) -> Counted:
         """One message of float64: integers up to 2**53 and the metrics' own sums stay exact."""
         metrics = zero_metrics(slots, device) if counted.metrics is None else counted.metrics

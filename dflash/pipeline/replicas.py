@@ -29,6 +29,13 @@ def drafters(parts: Parts, devices: Sequence[torch.device]) -> list[Parts]:
     return [parts, *others]
 
 
+def beside_target(parts: Parts) -> DFlashDrafter:
+    """The drafter where decoding needs it: itself, or a copy as it is now when the target is on another device."""
+    if parts.device == parts.target.device:
+        return parts.drafter
+    return copied(parts.drafter, parts.target.device)
+
+
 def copied(drafter: DFlashDrafter, device: torch.device) -> DFlashDrafter:
     """A drafter with the same weights, target matrices and attention on `device`; weights are copied, never shared."""
     twin = DFlashDrafter(

@@ -4,7 +4,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -39,12 +40,22 @@ class Watchdog:
         self._stop, self._grace_s, self._end = stop, grace_s, end
         self._left = threading.Event()
         self._last_s = time.monotonic()
-        self._what = "start"
+        self._what, self._asleep = "start", False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, what: str) -> None:
         """Something has moved: `what` it was is named when nothing follows."""
         self._last_s, self._what = time.monotonic(), what
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """A time in which nothing is expected here, because another process works."""
+        self._asleep = True
+        try:
+            yield
+        finally:
+            self._asleep = False
+            self.beat("awake")
 
     def __enter__(self) -> "Watchdog":
         if self.limit_s > 0:
@@ -61,6 +72,9 @@ class Watchdog:
         windows = 0
         while not self._left.wait(max(0.01, self._last_s + self.limit_s * (1 + windows) - time.monotonic())):
             silent_s = time.monotonic() - self._last_s
+            if self._asleep:
+                self._last_s = time.monotonic()
+                continue
             if silent_s < self.limit_s * (1 + windows):
                 windows = int(silent_s // self.limit_s)
                 continue
