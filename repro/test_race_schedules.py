@@ -49,7 +49,7 @@ def test_race_schedules_of_two_threads_fail_exactly_where_the_fault_exists(
 
 
 def test_race_points_of_a_compiled_call_come_in_order() -> None:
-    """A warm call passes the check and the callback, ends with its removal, and compiles nothing, the hooks included."""
+    """A warm call passes the check and the callback, ends with its removal, and compiles nothing, hooks included."""
     program = (
         "import torch\n"
         "from repro.points import hooked\n"
