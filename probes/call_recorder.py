@@ -7,7 +7,6 @@ the hooks out again in any case. One recording at a time: a second raises Runtim
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,7 +118,7 @@ def recording(sink: Sink) -> Iterator[Recorder]:
             raise RuntimeError("expected no recording in progress, got one: leave it first (one recorder a process)")
         # Before threads start and hooks go in: two first imports can fail each other, and dynamo wraps Tracer.trace
         # once in a process, which must not wrap a hook.
-        importlib.import_module("torch._inductor.compile_fx")
+        torch_internals.resolve("inductor.compile_fx")
         torch_internals.resolve("dynamo.patch_torch")()
         from probes import call_hooks, compile_hooks, identity_hooks  # here: they import this module
 

@@ -112,6 +112,7 @@ NAMES: dict[str, PrivateName] = {
     "inductor.lowerings": PrivateName("torch._inductor.lowering", "lowerings"),
     "inductor.fallbacks": PrivateName("torch._inductor.lowering", "fallbacks"),
     "inductor.cache_dir": PrivateName("torch._inductor.runtime.cache_dir_utils", "cache_dir"),
+    "inductor.compile_fx": PrivateName("torch._inductor.compile_fx", "compile_fx"),
     "inductor.post_compile": PrivateName("torch._inductor.output_code", "CompiledFxGraph.post_compile"),
     "inductor.run_compiled": PrivateName("torch._inductor.output_code", "CompiledFxGraph.__call__"),
     "inductor.config": PrivateName("torch._inductor", "config"),
