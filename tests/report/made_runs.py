@@ -29,7 +29,7 @@ def make_run(
 ) -> Path:
     """A run that logged `steps` steps and was then interrupted."""
     run = RunDirectory(path)
-    run_directory.create(run, replace(config or PRESETS["tiny"], output=path))
+    run_directory.create(run, replace(config or PRESETS["tiny"], output=path, steps=400))
     records = [step_record(step) for step in range(1, steps + 1)]
     records += [
         {"kind": "eval", "step": step, "tau": 1 + step / 40, "conditional_acceptance": [0.7, 0.4, 0.1], "best": True}
