@@ -16,10 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from probes import torch_internals
-from probes.command_line import CLEAN, FINDING, UsageProblem, console, print_json, probe_parser, run_command
+from probes.command_line import CLEAN, FINDING, UsageProblem, console, print_json, probe_parser, run_command, table
 from probes.lowerable import lowers_always
 
 _SOURCE_MARK = "# AOT ID:"
@@ -147,20 +145,18 @@ def _delete(root: Path, name: str) -> str:
 
 def _render(result: AuditResult) -> None:
     out = console()
-    table = Table(title=f"degraded entries in {result.directory}")
-    for column in ("file", "op run eagerly", "calls"):
-        table.add_column(column, overflow="fold")
+    rows = table(f"degraded entries in {result.directory}", "file", "op run eagerly", "calls")
     for entry in result.degraded:
         for op in entry.ops:
-            table.add_row(entry.file, op.op, str(op.count))
+            rows.add_row(entry.file, op.op, str(op.count))
         if not entry.ops:
-            table.add_row(entry.file, "(leads to a degraded graph)", "")
+            rows.add_row(entry.file, "(leads to a degraded graph)", "")
     if result.degraded:
-        out.print(table)
+        out.print(rows)
     said = f"{result.programs} generated programs read, {len(result.degraded)} entries degraded"
     said += f", {len(result.deleted)} deleted" if result.deleted else ""
     said += f"; {result.skipped} with complex or 8-bit float tensors not judged" if result.skipped else ""
-    out.print(said, highlight=False)
+    out.print(said)
 
 
 def main(argv: Sequence[str]) -> int:

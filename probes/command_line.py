@@ -1,7 +1,7 @@
 """The command-line conventions of all probes: one-line usage errors, nearest names, `--json`, exit codes.
 
 Exit codes: 0 clean, 1 a finding (or the watched program itself failed), 2 bad use. A report goes to stdout after
-whatever the watched program printed; with `--json` it is one line, the last one.
+whatever the watched program printed (but before its atexit functions); with `--json` it is one line, the last one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import argparse
 import dataclasses
 import difflib
 import enum
+import io
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.table import Table
 
-CLEAN, FINDING, USAGE = 0, 1, 2
+CLEAN, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class UsageProblem(ValueError):
@@ -64,25 +68,96 @@ def split_target(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a probe's main and leave with its exit code; a UsageProblem becomes one line on stderr and exit 2."""
+    """Run a probe's main and leave with its exit code; bad use and a torch that is not supported are one line, exit 2.
+
+    Ctrl-C while no program is watched is one line, exit 130; a reader that has gone changes nothing.
+    """
+    name = sys.argv[0].rsplit("/", 1)[-1].removesuffix(".py")
     try:
         code = main(sys.argv[1:] if argv is None else argv)
+        flush_stdout()
     except UsageProblem as problem:
-        print(f"{sys.argv[0].rsplit('/', 1)[-1].removesuffix('.py')}: {problem}", file=sys.stderr)
-        code = USAGE
-    sys.stdout.flush()
+        code = _complain(name, problem)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except _unsupported_torch() as problem:
+        code = _complain(name, problem)
     sys.exit(code)
 
 
-def print_json(report: Any) -> None:
-    """Print a report (a dataclass or plain data) as one line of JSON."""
-    print(json.dumps(as_plain(report), sort_keys=False), flush=True)
+def _complain(name: str, problem: Exception) -> int:
+    print(f"{name}: {' '.join(str(problem).split())}", file=sys.stderr)
+    return USAGE
+
+
+def _unsupported_torch() -> type[Exception] | tuple[()]:
+    """UnsupportedTorch where something imported it: a probe that reads another process does without torch."""
+    names = sys.modules.get("probes.torch_internals.names")
+    return names.UnsupportedTorch if names is not None else ()
+
+
+def flush_stdout() -> None:
+    """Flush stdout; when it is closed or its reader has gone, what is left to say goes nowhere."""
+    if sys.stdout is None or sys.stdout.closed:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """Point the descriptor of stdout at nothing, so that Python's own flush at its end does not fail either."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def print_json(report: Any, *, after_program: bool = False) -> None:
+    """Print a report (a dataclass or plain data) as one line of JSON.
+
+    `after_program`: a line break goes before it, since the program may have left its last line open.
+    """
+    text = json.dumps(as_plain(report), sort_keys=False, allow_nan=False)
+    try:
+        print(f"\n{text}" if after_program else text, flush=True)
+    except BrokenPipeError:
+        _drop_stdout()
+
+
+class _ReportConsole(Console):
+    """A console whose reader may go: the exit code still says what was found.
+
+    Names of threads, functions and settings are shown as they are: in rich's markup they could mean something.
+    """
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(width=width, markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Stay silent from here on."""
+        self.quiet = True
+        _drop_stdout()
 
 
 def console() -> Console:
-    """Where tables go: stdout, 120 columns or more, so that a redirected report is not cut."""
-    found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, 120))
+    """Where tables go: stdout, 120 columns or more where it is no terminal, so that a redirected report is not cut.
+
+    Characters that the locale's encoding lacks are written as escapes from here on.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    found = _ReportConsole()
+    return found if found.is_terminal else _ReportConsole(max(found.width, 120))
+
+
+def table(title: str, *columns: str) -> Table:
+    """A table whose cells are folded, never cut, on a narrow terminal."""
+    made = Table(title=title or None)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
 
 
 def as_plain(value: Any) -> Any:
@@ -95,4 +170,6 @@ def as_plain(value: Any) -> Any:
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [as_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no nan and no infinity
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -5,13 +5,12 @@ python -m probes.compile_trace -o trace.json -- train.py      then open trace.js
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
 
 from probes.call_recorder import Event, ThreadState, recording
 from probes.chrome_trace import kind_of, write_trace
@@ -24,8 +23,9 @@ from probes.command_line import (
     probe_parser,
     run_command,
     split_target,
+    table,
 )
-from probes.run_target import find_target, program, run
+from probes.run_target import Outcome, find_target, program, run, show_failure
 from probes.traced_state import StateChange, StateWatch
 
 # What a thread may be inside when another thread's call or trace falls into it and is at risk.
@@ -168,21 +168,20 @@ def trace() -> Iterator[Tracing]:
 def render(result: TraceResult) -> None:
     """Print the summary as text."""
     out = console()
-    table = Table(title=f"{result.intervals} intervals in {len(result.threads)} threads")
-    for column in ("thread", "kind", "count", "total ms"):
-        table.add_column(column)
+    title = f"{result.intervals} intervals in {len(result.threads)} threads"
+    rows = table(title, "thread", "kind", "count", "total ms")
     for thread, kind, count, total in result.totals_ms:
-        table.add_row(thread, kind, str(count), f"{total:.1f}")
-    out.print(table)
+        rows.add_row(thread, kind, str(count), f"{total:.1f}")
+    out.print(rows)
     for overlap in result.overlaps:
-        out.print(f"{'at risk' if overlap.at_risk else 'harmless'}: {overlap}", markup=False, highlight=False)
+        out.print(f"{'at risk' if overlap.at_risk else 'harmless'}: {overlap}", soft_wrap=True)
     for change in result.state_changes:
-        out.print(f"written: {change}", markup=False, highlight=False)
+        out.print(f"written: {change}", soft_wrap=True)
     if result.dropped:
         out.print(
-            f"{result.dropped} warm calls after the first {INTERVALS_KEPT} intervals were not kept", highlight=False
+            f"{result.dropped} warm calls after the first {INTERVALS_KEPT} intervals were not kept", soft_wrap=True
         )
-    out.print("finding: threads overlap at risk" if result.finding else "clean: no overlap at risk", highlight=False)
+    out.print("finding: threads overlap at risk" if result.finding else "clean: no overlap at risk")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -194,17 +193,35 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="write a Perfetto/Chrome trace here")
     options = parser.parse_args(words)
     target = find_target(target_words)
-    if options.output is not None and not options.output.resolve().parent.is_dir():
-        raise UsageProblem(f"expected a folder to write to, {options.output.parent} does not exist: make it first")
-    with trace() as tracing, program(target):
+    _check_output(options.output)
+    output = options.output.resolve() if options.output is not None else None  # the program may change the folder
+    with trace() as tracing, program(target, lambda left: _reported(tracing, left, output, as_json=options.json)):
         outcome = run(target)
+    return _reported(tracing, outcome, output, as_json=options.json)
+
+
+def _check_output(output: Path | None) -> None:
+    """UsageProblem now rather than a lost trace after a long program."""
+    if output is None:
+        return
+    folder = output.resolve().parent
+    if not folder.is_dir():
+        raise UsageProblem(f"expected a folder to write to, {output.parent} does not exist: make it first")
+    if output.is_dir():
+        raise UsageProblem(f"expected a file to write to, {output} is a folder: name a file in it")
+    if not os.access(output if output.exists() else folder, os.W_OK):
+        raise UsageProblem(f"expected a file that can be written, {output} cannot: choose another place")
+
+
+def _reported(tracing: Tracing, outcome: Outcome, output: Path | None, *, as_json: bool) -> int:
     result = tracing.result
-    if options.output is not None:
-        tracing.write(options.output)
-    if options.json:
-        print_json(result)
+    if output is not None:
+        tracing.write(output)
+    if as_json:
+        print_json(result, after_program=True)
     else:
         render(result)
+        show_failure(outcome)
     return FINDING if result.finding or outcome.failed else CLEAN
 
 

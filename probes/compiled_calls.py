@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
 from probes.call_recorder import Event, ThreadState, recording
-from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target
-from probes.run_target import find_target, program, run
+from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target, table
+from probes.run_target import Outcome, find_target, program, run, show_failure
 
 # Reasons that say nothing went wrong: there was nothing to compile, or the caller asked for an uncompiled run.
 HARMLESS = frozenset({"nothing to compile", "traced on purpose by this thread", "stance set by this thread"})
@@ -206,21 +204,20 @@ def watch() -> Iterator[Watching]:
 def render(result: CompiledCallsResult) -> None:
     """Print the tables."""
     out = console()
-    table = Table(title="compiled functions")
-    for column in ("function", "thread", "calls", "ran compiled", "compiles", "not compiled, and why"):
-        table.add_column(column, overflow="fold")
+    columns = ("function", "thread", "calls", "ran compiled", "compiles", "not compiled, and why")
+    rows = table("compiled functions", *columns)
     for f in result.functions:
         why = [*f.uncompiled, *f.raised]
         text = "\n".join(f"{r.count} x {r.reason}" + (f" [{', '.join(r.blamed)}]" if r.blamed else "") for r in why)
         compiles = f"{f.compiles}" + (f" ({len(f.recompiles)} again: {f.recompiles[-1]})" if f.recompiles else "")
-        table.add_row(f.function, f.thread, str(f.calls), str(f.ran_compiled), compiles, text.replace("[", "\\["))
-    out.print(table)
+        rows.add_row(f.function, f.thread, str(f.calls), str(f.ran_compiled), compiles, text)
+    out.print(rows)
     for d in result.degraded:
         out.print(f"degraded: {d.thread} compiled code that runs {d.calls} ops eagerly ({', '.join(d.ops)}): {d.cause}",
-                  markup=False, highlight=False)  # fmt: skip
+                  soft_wrap=True)  # fmt: skip
     for leak in result.leaks:
-        out.print(f"leak: {leak.what}: {leak.count} x in {leak.thread} at {leak.where}", markup=False, highlight=False)
-    out.print("finding: not everything ran compiled" if result.finding else "clean: all ran compiled", highlight=False)
+        out.print(f"leak: {leak.what}: {leak.count} x in {leak.thread} at {leak.where}", soft_wrap=True)
+    out.print("finding: not everything ran compiled" if result.finding else "clean: all ran compiled")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -229,13 +226,18 @@ def main(argv: Sequence[str]) -> int:
     parser = probe_parser("compiled_calls", __doc__.split("\n", 1)[0], "python -m probes.compiled_calls -- train.py")
     options = parser.parse_args(words)
     target = find_target(target_words)
-    with watch() as watching, program(target):
+    with watch() as watching, program(target, lambda outcome: _reported(watching, outcome, as_json=options.json)):
         outcome = run(target)
+    return _reported(watching, outcome, as_json=options.json)
+
+
+def _reported(watching: Watching, outcome: Outcome, *, as_json: bool) -> int:
     result = watching.result
-    if options.json:
-        print_json(result)
+    if as_json:
+        print_json(result, after_program=True)
     else:
         render(result)
+        show_failure(outcome)
     return FINDING if result.finding or outcome.failed else CLEAN
 
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from probes import torch_internals as ti
-from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target
-from probes.run_target import Outcome, find_target, program, run
+from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target, table
+from probes.run_target import Outcome, find_target, program, run, show_failure
 
 DEFAULT = "default"
 
@@ -138,29 +137,32 @@ def main(argv: Sequence[str]) -> int:
     own, words = split_target(argv)
     options = parser.parse_args(own)
     target = find_target(words)
-    with watch_config() as watch, program(target):
+    with watch_config() as watch, program(target, lambda outcome: _reported(watch, outcome, as_json=options.json)):
         outcome = run(target)
+    return _reported(watch, outcome, as_json=options.json)
+
+
+def _reported(watch: ConfigWatch, outcome: Outcome, *, as_json: bool) -> int:
     report = watch.report(outcome)
-    if options.json:
-        print_json(report)
+    if as_json:
+        print_json(report, after_program=True)
     else:
         _show(report)
+        show_failure(outcome)
     return FINDING if report.unreached or outcome.failed else CLEAN
 
 
 def _show(report: ConfigReport) -> None:
     out = console()
     out.print(f"torch {report.torch_version}: settings are {report.scope}")
-    table = Table("thread", "tid", "settings off their default")
+    rows = table("", "thread", "tid", "settings off their default")
     for view in (report.main, *report.workers):
         words = ", ".join(f"{name} = {value}" for name, value in view.settings.items())
-        table.add_row(view.thread, str(view.native_id), words or "none")
-    out.print(table)
+        rows.add_row(view.thread, str(view.native_id), words or "none")
+    out.print(rows)
     for unreached in report.unreached:
         out.print(f"never reached: {unreached}", soft_wrap=True)
-    if report.outcome is not None and report.outcome.failed:
-        out.print(f"the program itself ended with exit code {report.outcome.exit_code}: {report.outcome.error}")
-    out.print(f"[bold]{len(report.unreached)} settings made in main did not reach a thread[/bold]")
+    out.print(f"{len(report.unreached)} settings made in main did not reach a thread", style="bold")
 
 
 if __name__ == "__main__":

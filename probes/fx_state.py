@@ -15,13 +15,21 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from probes import torch_internals as ti
-from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target
+from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, split_target, table
 from probes.control_run import ControlRun, compare_with_bare_run
 from probes.fx_recorder import FxRecorder, Reading, Verdict, Writing
-from probes.run_target import FoundFunction, Outcome, Target, find_function, find_target, program, run
+from probes.run_target import (
+    FoundFunction,
+    Outcome,
+    Target,
+    find_function,
+    find_target,
+    program,
+    run,
+    show_failure,
+)
 
 CASE_TARGET = Target("probes.case_target", is_module=True)
 CASE_WATCH = ("dflash.drafter.model:flex_attention_forward",)
@@ -139,10 +147,10 @@ def show(report: FxStateReport, out: Console) -> None:
     out.print(f"torch {report.torch_version}: {report.flag}, {report.flag_scope}")
     out.print(f"the check is made at {report.check}", soft_wrap=True)
     out.print("before anything was imported: " + ("; ".join(map(str, report.baseline)) or "at rest"))
-    table = Table("where", "thread", "readings", "flag")
+    rows = table("", "where", "thread", "readings", "flag")
     for where, thread, verdict, count in report.readings_by_place:
-        table.add_row(where, thread, str(count), verdict)
-    out.print(table)
+        rows.add_row(where, thread, str(count), verdict)
+    out.print(rows)
     out.print(f"scopes that wrote the flag or FX metadata: {_writers_in_words(report.writings)}", soft_wrap=True)
     for overlap in report.overlaps[:SHOWN]:
         out.print(f"  {overlap}", soft_wrap=True)
@@ -152,9 +160,9 @@ def show(report: FxStateReport, out: Console) -> None:
     out.print("after the program: " + ("; ".join(map(str, report.leftover)) or "at rest"), soft_wrap=True)
     if report.control is not None:
         out.print(str(report.control), soft_wrap=True)
-    if report.outcome is not None and report.outcome.failed:
-        out.print(f"the program itself ended with exit code {report.outcome.exit_code}: {report.outcome.error}")
-    out.print(f"[bold]verdict: {report.verdict.value}[/bold]")
+    if report.outcome is not None:
+        show_failure(report.outcome)
+    out.print(f"verdict: {report.verdict.value}", style="bold")
 
 
 def _writers_in_words(writings: Sequence[Writing]) -> str:
@@ -168,7 +176,7 @@ def _show_guilty_stack(report: FxStateReport, out: Console) -> None:
         return
     out.print(f"written by {guilty.writer.by} in {guilty.writer.thread}, called from:")
     for line in guilty.writer.stack:
-        out.print(f"    {line}", soft_wrap=True, highlight=False)
+        out.print(f"    {line}", soft_wrap=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -197,16 +205,20 @@ def main(argv: Sequence[str]) -> int:
     watch = options.watch or (CASE_WATCH if target.name == CASE_TARGET.name else ())
     baseline = ti.snapshot()
     with program(target):
-        functions = [find_function(spec) for spec in watch]
-        with FxRecorder(functions) as recorder:
-            outcome = run(target)
-    control = compare_with_bare_run(target, "fx_state", watch) if options.control else None
-    report = FxWatch(recorder, baseline).report(outcome, control)
-    if options.json:
-        print_json(report)
-    else:
-        show(report, console())
-    return FINDING if report.found_something or outcome.failed else CLEAN
+        recorder = FxRecorder([find_function(spec) for spec in watch])
+
+    def report(outcome: Outcome) -> int:
+        control = compare_with_bare_run(target, "fx_state", watch) if options.control else None
+        found = FxWatch(recorder, baseline).report(outcome, control)
+        if options.json:
+            print_json(found, after_program=True)
+        else:
+            show(found, console())
+        return FINDING if found.found_something or outcome.failed else CLEAN
+
+    with program(target, report), recorder:
+        outcome = run(target)
+    return report(outcome)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from types import FunctionType
 
 import torch
-from rich.table import Table
 
 from probes import compile_trace, compiled_calls, torch_internals
-from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command
+from probes.command_line import CLEAN, FINDING, UsageProblem, console, print_json, probe_parser, run_command, table
 
 LIMIT = 0.05
 _HOOKED = ("dynamo.wrap", "dynamo.compile_frame", "dynamo.call_backend", "dynamo.event_start", "dynamo.event_end",
@@ -129,21 +128,21 @@ def main(argv: Sequence[str]) -> int:
     parser = probe_parser("overhead", (__doc__ or "").split("\n", 1)[0], "python -m probes.overhead --pairs 500")
     parser.add_argument("--pairs", type=int, default=300, help="pairs of calls measured for each probe")
     options = parser.parse_args(list(argv))
+    if options.pairs < 1:
+        raise UsageProblem(f"expected --pairs of 1 or more, got {options.pairs}")
     result = measure(pairs=options.pairs)
     if options.json:
         print_json(result)
         return FINDING if result.finding else CLEAN
-    table = Table(title=f"torch {torch.__version__}: cost of a probe for one warm compiled call")
-    for column in ("probe", "call, not installed", "installed", "share", "after it left", "hooks left"):
-        table.add_column(column)
+    title = f"torch {torch.__version__}: cost of a probe for one warm compiled call"
+    columns = ("probe", "call, not installed", "installed", "share", "after it left", "hooks left")
+    rows = table(title, *columns)
     for cost in result.probes:
-        table.add_row(cost.probe, f"{cost.call_us:.0f} us", f"+{cost.installed_us:.1f} us", f"{cost.share:.2%}",
+        rows.add_row(cost.probe, f"{cost.call_us:.0f} us", f"+{cost.installed_us:.1f} us", f"{cost.share:.2%}",
                       f"{cost.after_us:+.2f} us", str(cost.hooks_left))  # fmt: skip
     out = console()
-    out.print(table)
-    out.print(
-        f"not installed: {result.hooks_when_not_installed} of torch's functions replaced, so 0 us", highlight=False
-    )
+    out.print(rows)
+    out.print(f"not installed: {result.hooks_when_not_installed} of torch's functions replaced, so 0 us")
     return FINDING if result.finding else CLEAN
 
 

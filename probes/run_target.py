@@ -2,6 +2,7 @@
 
 The program sees what `python script.py args` would show it: `__name__ == "__main__"`, `sys.argv`, and its own folder
 first on `sys.path` (the probe's entries stay behind it). Threads it leaves running are waited for, as Python does.
+Ctrl-C and `os._exit` end the program, not the report. Processes that the program starts are not watched.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import concurrent.futures.thread
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import runpy
 import sys
@@ -18,11 +20,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
-from probes.command_line import UsageProblem, nearest
+from probes.command_line import INTERRUPTED, UsageProblem, console, flush_stdout, nearest
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,13 @@ class Outcome:
         return self.exit_code != 0
 
 
+def show_failure(outcome: Outcome) -> None:
+    """Print how a program that failed ended; nothing for one that did not."""
+    if outcome.failed:
+        said = f"the program itself ended with exit code {outcome.exit_code}: {outcome.error}"
+        console().print(said, soft_wrap=True)
+
+
 def find_target(words: Sequence[str] | None) -> Target:
     """The program named after `--`; UsageProblem when there is none or it does not exist, with the nearest name."""
     if not words:
@@ -56,40 +66,52 @@ def find_target(words: Sequence[str] | None) -> Target:
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageProblem("expected a module name after -m, got none")
-        return Target(_existing_module(words[1]), is_module=True, args=tuple(words[2:]))
+        return Target(_runnable_module(words[1]), is_module=True, args=tuple(words[2:]))
     return Target(_existing_script(words[0]), is_module=False, args=tuple(words[1:]))
 
 
 def _existing_script(name: str) -> str:
     path = Path(name)
-    if path.is_file():
-        return name
     if path.is_dir():
         raise UsageProblem(f"expected a script, got the folder {name}; name a .py file in it")
+    if path.exists():
+        if not os.access(path, os.R_OK):
+            raise UsageProblem(f"expected a script, got {name}, which this user may not read")
+        return name
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UsageProblem(f"expected a script, got {name}, which does not exist{nearest(path.name, siblings)}")
 
 
-def _existing_module(name: str) -> str:
-    _import_parents(name)
-    if _spec(name) is None:
-        raise UsageProblem(f"expected a module, got {name}, which cannot be found{nearest(name, _known_modules(name))}")
+def _runnable_module(name: str) -> str:
+    spec = _existing_module(name)
+    if spec.submodule_search_locations is not None and _spec(f"{name}.__main__") is None:
+        raise UsageProblem(f"expected a module to run, got the package {name}, which has no __main__")
     return name
 
 
-def _import_parents(name: str) -> None:
+def _existing_module(name: str) -> ModuleSpec:
     parent, _, _ = name.rpartition(".")
     if parent and _spec(parent) is None:
         raise UsageProblem(
             f"expected a module, got {name}: there is no {parent}{nearest(parent, _known_modules(parent))}"
         )
+    found = _spec(name)
+    if found is None:
+        raise UsageProblem(f"expected a module, got {name}, which cannot be found{nearest(name, _known_modules(name))}")
+    return found
 
 
-def _spec(name: str) -> object | None:
+def _spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):
         return None
+    except Exception as error:
+        raise _broken_module(name, error) from error
+
+
+def _broken_module(name: str, error: Exception) -> UsageProblem:
+    return UsageProblem(f"expected a module that can be imported, got {name}: {type(error).__name__}: {error}")
 
 
 def _known_modules(name: str) -> list[str]:
@@ -102,30 +124,65 @@ def _known_modules(name: str) -> list[str]:
 
 
 @contextmanager
-def program(target: Target) -> Iterator[None]:
-    """Give the process the program's `sys.argv` and `sys.path`, for the process, restored on leaving."""
-    argv, path = sys.argv, sys.path[:]
+def program(target: Target, if_it_leaves: Callable[[Outcome], int] | None = None) -> Iterator[None]:
+    """Give the process the program's `sys.argv` and `sys.path`, for the process, restored on leaving.
+
+    `if_it_leaves` reports when the program ends the process by `os._exit`, and returns the exit code to use.
+    """
+    argv, path, os_exit = sys.argv, sys.path[:], os._exit
     sys.argv = [target.name, *target.args]
     sys.path.insert(0, str(Path.cwd() if target.is_module else Path(target.name).resolve().parent))
+    if if_it_leaves is not None:
+        setattr(os, "_exit", _reporting_exit(os_exit, if_it_leaves))  # noqa: B010 - typed as a function, not assignable
     try:
         yield
     finally:
+        setattr(os, "_exit", os_exit)  # noqa: B010
         sys.argv = argv
         sys.path[:] = path
 
 
+def _reporting_exit(os_exit: Callable[[int], NoReturn], report: Callable[[Outcome], int]) -> Callable[[int], NoReturn]:
+    """An `os._exit` that reports first, in this process; in its forked children it is the real one."""
+    pid = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() != pid:
+            os_exit(status)
+        code = status
+        setattr(os, "_exit", os_exit)  # noqa: B010
+        if sys.stdout is not None:  # a file of our own: what the program left in its buffer is lost without us, too
+            sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
+        try:
+            code = report(Outcome(status, f"the program left by os._exit({status})"))
+            flush_stdout()
+        finally:
+            os_exit(code)
+
+    return leave
+
+
 def run(target: Target) -> Outcome:
     """Run the program to its end, threads included; inside `program(target)`. Its exceptions end as in Python:
-    a traceback on stderr and exit code 1, never an exception of the probe. KeyboardInterrupt passes."""
-    present = set(threading.enumerate())
-    pool_workers = concurrent.futures.thread._threads_queues
+    a traceback on stderr and exit code 1, never an exception of the probe. After Ctrl-C no thread is waited for here.
+    """
+    present, pid = set(threading.enumerate()), os.getpid()
     outcome = _outcome_of(lambda: _run_main(target))
+    if outcome.exit_code != INTERRUPTED:
+        waiting = _outcome_of(lambda: _join_others(present))
+        outcome = waiting if waiting.failed else outcome
+    flush_stdout()
+    if os.getpid() != pid:  # a forked child of the program came out here as well: it is no business of the probe
+        sys.exit(outcome.exit_code)
+    return outcome
+
+
+def _join_others(present: set[threading.Thread]) -> None:
+    pool_workers = concurrent.futures.thread._threads_queues
     for thread in set(threading.enumerate()) - present:
         # a pool's idle worker ends only when the interpreter does: waiting for it here would wait for ever
         if not thread.daemon and thread not in pool_workers:
             thread.join()
-    sys.stdout.flush()
-    return outcome
 
 
 def _run_main(target: Target) -> None:
@@ -140,9 +197,10 @@ def _outcome_of(body: Callable[[], None]) -> Outcome:
         body()
     except SystemExit as leaving:
         return _exit_outcome(leaving)
-    except Exception as error:  # noqa: BLE001 - whatever a program dies of is its outcome, not ours
+    except BaseException as error:  # noqa: BLE001 - whatever a program dies of is its outcome, not ours
         traceback.print_exception(error.with_traceback(_program_part(error.__traceback__)))
-        return Outcome(1, f"{type(error).__name__}: {error}".splitlines()[0])
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return Outcome(code, f"{type(error).__name__}: {error}".splitlines()[0])
     return Outcome(0, "")
 
 
@@ -176,7 +234,7 @@ def find_function(spec: str) -> FoundFunction:
         raise UsageProblem(f"expected module:function, got {spec!r}")
     if module_name == "__main__":
         raise UsageProblem(f"expected a function of an importable module, got {spec!r}; move it out of the script")
-    module = importlib.import_module(_existing_module(module_name))
+    module = _imported(module_name)
     holder: Any = module
     *parents, attribute = path.split(".")
     for step in (*parents, attribute):
@@ -190,6 +248,14 @@ def find_function(spec: str) -> FoundFunction:
         raise UsageProblem(f"expected a plain function or method, got {spec!r}; watch the function that it calls")
     places = ((found, attribute),) if parents else _module_level_places(holder, (found, attribute))
     return FoundFunction(spec, holder, places)
+
+
+def _imported(name: str) -> ModuleType:
+    _existing_module(name)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _broken_module(name, error) from error
 
 
 def _module_level_places(function: object, home: tuple[Any, str]) -> tuple[tuple[Any, str], ...]:

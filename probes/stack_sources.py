@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.command_line import UsageProblem
+from probes.run_target import Target
 
 
 class StackError(UsageProblem):
@@ -104,7 +105,8 @@ def _refusal(pid: int, message: str) -> StackError:
         )
     if "python version" in message.lower() or "python" in message.lower():
         return StackError(f"expected a Python process, pid {pid} is not one: give the pid of the interpreter")
-    return StackError(f"expected a readable process, py-spy could not read pid {pid}: {message.splitlines()[0]}")
+    why = next(iter(message.splitlines()), "no reason given")
+    return StackError(f"expected a readable process, py-spy could not read pid {pid}: {why}")
 
 
 class PermissionRefused(StackError):
@@ -161,11 +163,15 @@ def _owner_label(owner: int | None, thread: threading.Thread | None) -> str | No
 
 # The child registers a signal handler that writes all stacks to a file, for systems that forbid attaching.
 _CHILD = (
-    "import faulthandler, runpy, signal, sys; "
+    "import faulthandler, os, runpy, signal, sys; "
     "faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'a'), all_threads=True); "
-    "sys.argv = sys.argv[2:]; import os; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
+    "is_module = sys.argv[2] == '-m'; "
+    "sys.argv = sys.argv[3 if is_module else 2:]; "
+    "sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(sys.argv[0])); "
+    "(runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True) if is_module "
+    "else runpy.run_path(sys.argv[0], run_name='__main__'))"
 )
+INTERRUPT_GRACE_S = 5.0
 
 
 class ChildScript:
@@ -216,16 +222,22 @@ class ChildScript:
 
 
 @contextlib.contextmanager
-def started_script(target: list[str]) -> Iterator[ChildScript]:
-    """Run `script.py args` as a child; on leaving, a child that is still alive is ended."""
-    if not Path(target[0]).is_file():
-        raise StackError(f"expected a Python script after --, got {target[0]!r}, which is not a file: check the path")
+def started_script(target: Target) -> Iterator[ChildScript]:
+    """Run a program as a child; on leaving, a child that is still alive is ended.
+
+    Ctrl-C reaches the child as well, which gets 5 s to end in its own way.
+    """
     with tempfile.TemporaryDirectory() as folder:
         dump_file = Path(folder) / "stacks.txt"
         dump_file.touch()
-        process = subprocess.Popen([sys.executable, "-c", _CHILD, str(dump_file), *target])
+        words = [*(["-m"] if target.is_module else []), target.name, *target.args]
+        process = subprocess.Popen([sys.executable, "-c", _CHILD, str(dump_file), *words])
         try:
             yield ChildScript(process, dump_file)
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPT_GRACE_S)
+            raise
         finally:
             if process.poll() is None:
                 process.kill()

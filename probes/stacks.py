@@ -2,17 +2,20 @@
 
 python -m probes.stacks --pid 4242
 python -m probes.stacks --after 30 -- train.py --steps 10
+
+The report on a program of its own is printed when it is made; the program goes on, unless it hangs for good.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from probes import stack_sources
 from probes.command_line import (
@@ -25,11 +28,14 @@ from probes.command_line import (
     probe_parser,
     run_command,
     split_target,
+    table,
 )
+from probes.run_target import Target, find_target
 from probes.stack_reading import Reading, read_thread
 from probes.stack_sources import Dump
 
-FINDINGS = ("engine deadlock", "lock cycle", "stuck queue", "long compile")
+HUNG = ("engine deadlock", "lock cycle", "stuck queue")
+FINDINGS = (*HUNG, "long compile")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,11 @@ class StacksResult:
     def finding(self) -> bool:
         """True when a verdict names a fault or a compile that lasted the whole window."""
         return any(verdict.kind in FINDINGS for verdict in self.verdicts)
+
+    @property
+    def hung(self) -> bool:
+        """True when a verdict names a fault that time does not cure."""
+        return any(verdict.kind in HUNG for verdict in self.verdicts)
 
 
 def analyse(dumps: Sequence[Dump]) -> StacksResult:
@@ -198,13 +209,14 @@ class watch:
 def render(result: StacksResult, console: Console) -> None:
     """Print one table of threads, the lock's owner and the verdicts."""
     note = f" ({result.note})" if result.note else ""
-    table = Table(title=f"pid {result.pid}, read with {result.source}{note}")
-    for column in ("thread", "doing", "holds", "waits for", "where"):
-        table.add_column(column, overflow="fold")
+    title = f"pid {result.pid}, read with {result.source}{note}"
+    rows = table(title, "thread", "doing", "holds", "waits for", "where")
     for r in result.threads:
-        table.add_row(r.thread.label, r.activity, ", ".join(r.holds), r.waits or "", r.where)
-    console.print(table)
-    console.print(f"compile_lock owner: {result.lock_owner or 'nobody seen holding it'}", highlight=False)
+        cells = (r.thread.label, r.activity, ", ".join(r.holds), r.waits or "", r.where)
+        rows.add_row(*map(Text, cells))  # as they are: in rich's markup a name could mean something
+    console.print(rows)
+    owner = result.lock_owner or "nobody seen holding it"
+    console.print(f"compile_lock owner: {owner}", markup=False, highlight=False)
     for verdict in result.verdicts:
         console.print(f"verdict: {verdict.kind}: {verdict.text}", markup=False, highlight=False, soft_wrap=True)
 
@@ -222,35 +234,47 @@ def _parser() -> ProbeParser:
     return parser
 
 
-def _observe_target(options: argparse.Namespace, target: list[str]) -> StacksResult | int:
-    """Result for the process the options name; the exit status of a script that ended before it was looked at."""
-    if options.pid is not None:
-        return inspect(options.pid, window_s=options.window, native=options.native)
+def _observe_script(options: argparse.Namespace, target: Target) -> int:
+    """Run the program, report at the time asked for, then let it end, or end it when it never will by itself."""
     with stack_sources.started_script(target) as child:
         if not child.still_running_after(options.after):
             assert child.exit_status is not None
-            return child.exit_status
+            return _report_end(options, child.exit_status)
         dumps = stack_sources.sample(lambda: child.dump(native=options.native), window_s=options.window)
         result = analyse(dumps)
-        if not result.finding:
-            child.wait()
-        return result
+        _report(options, result)
+        if result.hung:
+            print("stacks: the program is ended, it would not end by itself", file=sys.stderr)
+            return FINDING
+        status = child.wait()
+    return FINDING if result.finding or status else CLEAN
+
+
+def _report_end(options: argparse.Namespace, status: int) -> int:
+    if options.json:
+        print_json({"ended_within_s": options.after, "exit_status": status}, after_program=True)
+    else:
+        console().print(f"the program ended within {options.after:g} s with exit status {status}: nothing hangs")
+    return FINDING if status else CLEAN
+
+
+def _report(options: argparse.Namespace, result: StacksResult) -> None:
+    if options.json:
+        print_json(result, after_program=options.pid is None)
+    else:
+        render(result, console())
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns 0 clean, 1 finding; UsageProblem on bad use."""
+    """Command line; returns 0 clean, 1 finding or a program that failed; UsageProblem on bad use."""
     words, target = split_target(argv)
     options = _parser().parse_args(words)
-    if (options.pid is None) == (not target) or (target and options.after is None):
+    if (options.pid is None) == (not target) or (options.after is None) != (not target):
         raise UsageProblem("expected --pid N, or --after SECONDS -- script.py [args]; see --help")
-    result = _observe_target(options, target or [])
-    if isinstance(result, int):
-        print(f"the script ended within {options.after:g} s with exit status {result}: nothing hangs")
-        return CLEAN
-    if options.json:
-        print_json(result)
-    else:
-        render(result, console())
+    if target:
+        return _observe_script(options, find_target(target))
+    result = inspect(options.pid, window_s=options.window, native=options.native)
+    _report(options, result)
     return FINDING if result.finding else CLEAN
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from probes import torch_internals as ti
-from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command
+from probes.command_line import CLEAN, FINDING, console, print_json, probe_parser, run_command, table
 
 TIMEOUT_S = 60.0
 Visit = Callable[[], None]
@@ -251,12 +250,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(report: VersionReport) -> None:
-    table = Table("state", "a write in one thread reaches", "expected", title=f"torch {report.torch_version}")
+    rows = table(f"torch {report.torch_version}", "state", "a write in one thread reaches", "expected")
     for state in report.states:
-        table.add_row(
-            state.name, state.found.value, "the same" if state.agrees else f"[red]{state.expected.value}[/red]"
-        )
-    console().print(table)
+        expected = "the same" if state.agrees else state.expected.value
+        rows.add_row(state.name, state.found.value, expected, style=None if state.agrees else "red")
+    console().print(rows)
 
 
 if __name__ == "__main__":
