@@ -12,6 +12,10 @@ from dflash.pipeline.feed import FeedClosed
 JOIN_S = 5.0
 
 
+class ThreadDied(DflashError):
+    """A thread was ended by something that is no error (SystemExit); `__cause__` is what it was. Exit code 1."""
+
+
 class StillRunning(DflashError):
     """A thread did not end in time; the message names it. Exit code 1."""
 
@@ -49,8 +53,7 @@ class Crew:
                 if restartable and self._may_restart(name, error):
                     self.start(name, body, restartable=True, at_end=at_end)
                     return
-                # a closed feed is the consequence of another failure, or of the end of the run
-                self.fail(error.__cause__ or error if isinstance(error, FeedClosed) else error)
+                self.fail(_as_failure(error, name))
             at_end()
 
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -88,6 +91,18 @@ class Crew:
             self.restarts_left -= 1
             self.restarted.append(f"{name}: {type(error).__name__}: {error}")
             return True
+
+
+def _as_failure(error: BaseException, name: str) -> BaseException:
+    if isinstance(error, FeedClosed):
+        # the consequence of another failure, or of the end of the run
+        return error.__cause__ or error
+    if isinstance(error, Exception):
+        return error
+    # raised in the main thread, it would end the process without a word
+    died = ThreadDied(f"{name} was ended by {error!r}")
+    died.__cause__ = error
+    return died
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 
 from dflash.errors import ConfigError
 
-_PART = re.compile(r"(cpu)|(cuda)(?::(\d+)(?:-(\d+))?)?")
+_PART = re.compile(r"(cpu)|(cuda)(?::([0-9]{1,3})(?:-([0-9]{1,3}))?)?")
 
 
 @dataclass(frozen=True)

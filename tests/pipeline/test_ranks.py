@@ -1,0 +1,131 @@
+"""Several processes under torchrun: one curve, one writer, one checkpoint for any number of ranks; nobody hangs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from dflash import checkpoint
+from dflash.config import TrainConfig
+from dflash.metrics_file import read
+from dflash.train import train
+from tests.training import curve, quiet_log, small_config, write_chats
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120
+
+
+def options(config: TrainConfig, *more: str) -> list[str]:
+    """The small configuration as a command line."""
+    return [
+        f"--output={config.output}", f"--steps={config.steps}", "--device=cpu", f"--save-every={config.save_every}",
+        f"--target.path={config.target.path}", "--drafter.layers=1", "--drafter.block-size=4",
+        "--drafter.max-anchors=8", "--drafter.init=random", f"--data.train={config.data.train}",
+        f"--data.heldout={config.data.heldout}", "--data.row-tokens=128", "--optim.lr=2e-3", "--eval.every=0",
+        "--eval.prompts=1", "--eval.max-new-tokens=8", "--optim.accumulate=2", *more,
+    ]  # fmt: skip
+
+
+@contextmanager
+def ranks(count: int, words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """`torchrun --nproc-per-node count -m dflash train ...`; ended on exit, with all its processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(
+        [*command, "-m", "dflash", "train", *words],
+        cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run(count: int, words: list[str]) -> tuple[int, str]:
+    with ranks(count, words) as process:
+        text, _ = process.communicate(timeout=LIMIT_S)
+        return process.returncode, text
+
+
+def accumulating(tmp_path: Path, target: Path, **changes: object) -> TrainConfig:
+    config = small_config(tmp_path, target, **changes)
+    return replace(config, optim=replace(config.optim, accumulate=2))
+
+
+def test_two_ranks_give_the_curve_of_one_process_though_one_has_nothing_to_train_on_at_times(
+    tmp_path: Path, tiny_target_dir: Path
+) -> None:
+    write_chats(tmp_path / "chats.jsonl", 4)
+    with (tmp_path / "chats.jsonl").open("a") as stream:
+        stream.writelines(json.dumps({"prompt": f"Say {i}", "completion": "7"}) + "\n" for i in range(4))
+    alone = accumulating(tmp_path, tiny_target_dir)
+    alone = replace(alone, data=replace(alone.data, pack=False))
+    train(alone, quiet_log())
+    both = replace(alone, output=tmp_path / "both")
+    code, text = run(2, options(both, "--data.no-pack"))
+    assert code == 0, text
+    # a sum of two has no order: the bits are those of one process
+    assert curve(both.output) == curve(alone.output)
+    assert text.count("held-out result") == 1, "one rank writes"
+    state = checkpoint.read_state(checkpoint.newest(both.output / "checkpoints"))["state"]["progress"]
+    assert state["empty_batches"] == 8, "or no rank was ever without"
+    # back to step 6, and on with another number of processes
+    shutil.rmtree(checkpoint.newest(both.output / "checkpoints"))
+    train(replace(both, resume=True), quiet_log())
+    assert curve(both.output) == curve(alone.output)
+
+
+def children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def wait_for(config: TrainConfig, step: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        metrics = config.output / "metrics.jsonl"
+        if metrics.exists() and any(record["step"] >= step for record in read(metrics, "step")):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not come so far")
+
+
+def test_the_kill_of_one_rank_ends_all_and_the_resumed_run_is_the_uninterrupted_one(
+    tmp_path: Path, tiny_target_dir: Path
+) -> None:
+    config = accumulating(tmp_path, tiny_target_dir, steps=150, save_every=10)
+    with ranks(2, options(config)) as process:
+        wait_for(config, 11)
+        workers = children(process.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        killed = time.monotonic()
+        process.communicate(timeout=30)
+        assert time.monotonic() - killed < 30
+        assert process.returncode != 0
+    assert 10 <= checkpoint.saved_steps(config.output / "checkpoints")[-1] < 150
+    whole = replace(config, output=tmp_path / "whole", save_every=0)
+    train(whole, quiet_log())
+    train(replace(config, resume=True), quiet_log())
+    assert curve(config.output) == curve(whole.output)
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, tiny_target_dir: Path) -> None:
+    config = accumulating(tmp_path, tiny_target_dir, steps=600, save_every=0)
+    with ranks(2, options(config)) as process:
+        wait_for(config, 3)
+        os.kill(children(process.pid)[1], signal.SIGTERM)
+        text, _ = process.communicate(timeout=30)
+    assert text.count("stopped by a signal at step") >= 1, text
+    steps = {line.split("at step ")[1].split()[0] for line in text.splitlines() if "stopped by a signal" in line}
+    assert len(steps) == 1
+    assert checkpoint.saved_steps(config.output / "checkpoints") == [int(steps.pop())]
