@@ -30,11 +30,19 @@ def _watched() -> Iterator[None]:
 
 def _reason(metrics: list[Any]) -> str:
     """Of the newest compile, which is the calling thread's: it still holds compile_lock."""
-    if not metrics:
-        return "unknown"
-    newest = metrics[-1]
-    why = newest.recompile_reason or "first compile with these inputs"
-    return f"{newest.co_name}: {' '.join(str(why).split())}"
+    return in_words(metrics[-1]) if metrics else "unknown"
+
+
+def newest_compiles(count: int) -> list[str]:
+    """The last `count` compiles of the process in words, oldest first (dynamo remembers 64)."""
+    metrics: list[Any] = resolve("dynamo.metrics")()
+    return [in_words(entry) for entry in metrics[len(metrics) - count :]] if count else []
+
+
+def in_words(entry: Any) -> str:
+    """Function and reason of one compile, from dynamo's metrics of it."""
+    why = entry.recompile_reason or "first compile with these inputs"
+    return f"{entry.co_name}: {' '.join(str(why).split())}"
 
 
 _WATCH = CountedScope(_watched)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from dflash.attention.compile_watch import newest_compiles
 from dflash.attention.compiled_calls import Count, counted_compiled_calls
 from dflash.bench.strategy_workload import UNCOMPILED, Job, Size, Worker, make_workers
 from probes.stack_sources import own_dump, sample
@@ -45,6 +46,8 @@ class Measured:
     compiled_calls: int | None = None
     expected_calls: int | None = None
     late_recompiles: int | None = None
+    # function and reason of each of them
+    late_reasons: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -112,6 +115,7 @@ class Run:
         compiled = job.strategy not in UNCOMPILED
         found.expected_calls = 2 * job.size.layers * job.steps * job.threads * compiled
         found.late_recompiles = end_frames - warm_frames
+        found.late_reasons = newest_compiles(found.late_recompiles)
         found.outcome = "failed" if found.failed_steps else "ok"
 
 
