@@ -18,7 +18,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     """Memory first: where it does not fit, no step is tried to measure time."""
     shape, device = shape_of(subject), subject.device
     on_cpu = device.type == "cpu"
-    needed = memory(shape, process_bytes(subject, shape) if on_cpu else CUDA_PROCESS, closing=on_cpu)
+    needed = memory(shape, process_bytes(subject, shape) if on_cpu else CUDA_PROCESS, on_cpu=on_cpu)
     available = available_bytes(device)
     # what is loaded already is part of the need and no longer free
     room = None if available is None else available + (resident_bytes() if on_cpu else shape.target_bytes)

@@ -36,7 +36,7 @@ from dflash.doctor.groups import GROUPS
 from dflash.doctor.measure import plan_of, process_bytes, shape_of
 subject = Subject(training_config(sys.argv[1:]))
 shape = shape_of(subject)
-needed = memory(shape, process_bytes(subject, shape), closing=True)
+needed = memory(shape, process_bytes(subject, shape), on_cpu=True)
 print(json.dumps({"memory": needed.by_part(), "disk": disk_bytes(plan_of(subject), shape.parameters, 0)}))
 """
 RUN = """
