@@ -29,6 +29,7 @@ class Fault:
 
 FAULTS: tuple[Fault, ...] = (
     Fault("FXFLAG", "fx_flag", ("shows", "shows", "absent"), "compiled steps"),
+    Fault("FXFLAG-PROCESSES", "fx_flag_processes", ("absent", "absent", "absent"), "compiled steps"),
     Fault("AOTWINDOW", "aot_window", ("shows", "absent", "absent"), "compiled steps"),
     Fault("FXSTUCK-A", "fx_stuck_a", ("shows", "shows", "shows"), "traces"),
     Fault("FXSTUCK-B", "fx_stuck_b", ("shows", "shows", "absent"), "traces"),
