@@ -18,9 +18,10 @@ verbs
   generate   an answer by speculative decoding
   prepare    conversations -> tokenised store; preview of the loss mask; answers by the target
   export     a checkpoint in z-lab's or speculators' format
-  bench      fixed-shape measurements (bench step, bench strategies)
+  bench      fixed-shape measurements (bench step, bench pipeline, bench strategies)
   doctor     checks before a training: torch, target, data, memory, time, disk
   watch      follows a run from another terminal
+  plan       how many target and drafter devices to use, by simulation
   report     one HTML page of one or more runs
 
 first steps
@@ -29,7 +30,7 @@ first steps
   dflash train --resume --output runs/default        continue where it stopped
   dflash VERB --help                                 every option of a verb, with examples
 
-  --help, --version
+  --help, --version, --completion bash|zsh|fish
 """
 
 
@@ -56,6 +57,11 @@ def _dispatch(words: list[str]) -> int:
         return 0 if words else 2
     if words[0] == "--version":
         print(f"dflash {_version()}")
+        return 0
+    if words[0] == "--completion":
+        from dflash.completion import HELP, script
+
+        print(script(words[1]) if len(words) > 1 else HELP, end="")
         return 0
     verb = VERBS.get(words[0])
     if verb is None:
@@ -153,6 +159,12 @@ def _watch(words: list[str]) -> int:
     return main(words)
 
 
+def _plan(words: list[str]) -> int:
+    from dflash.pipeline.plan import main
+
+    return main(words)
+
+
 def _report(words: list[str]) -> int:
     from dflash.report.verb import main
 
@@ -168,6 +180,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "doctor": _doctor,
     "watch": _watch,
+    "plan": _plan,
     "report": _report,
 }
 
