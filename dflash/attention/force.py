@@ -10,6 +10,7 @@ import torch
 
 from dflash.attention.base import Fn, Role
 from dflash.attention.counted_scope import CountedScope
+from dflash.attention.one_entry import compiled
 from dflash.errors import StrategyError
 from probes.torch_internals import config_is_per_context, dynamo_config, is_compiling, observed_traces
 
@@ -28,7 +29,7 @@ class ForceCompile:
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function; a call from a trace of its own thread is a StrategyError."""
-        return cast(Fn, _refused_in_own_trace(torch.compile(fn, dynamic=False), fn))
+        return cast(Fn, _refused_in_own_trace(compiled(fn), fn))
 
     def thread_scope(self) -> AbstractContextManager[None]:
         """Sets the flag for this thread (torch >= 2.12), or for the process while any thread is inside (2.11)."""
@@ -57,7 +58,7 @@ def _one_trace(tracer: str) -> Iterator[None]:
         _DEPTH.traces -= 1
 
 
-def _refused_in_own_trace(compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+def _refused_in_own_trace(inner: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """The flag hides this thread's own trace from torch too, so torch's refusal is made here."""
 
     @wraps(fn)
@@ -66,7 +67,7 @@ def _refused_in_own_trace(compiled: Callable[..., Any], fn: Callable[..., Any]) 
             raise StrategyError(
                 "a compiled call outside any trace of its thread", "one inside", "trace the uncompiled function"
             )
-        return compiled(*args, **kwargs)
+        return inner(*args, **kwargs)
 
     return call
 

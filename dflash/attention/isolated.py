@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import cast
 
 import torch
 
@@ -13,6 +12,7 @@ from dflash.attention.counted_scope import CountedScope
 from dflash.attention.gate import PROCESS_GATE, Gate
 from dflash.attention.isolated_owner import Owner
 from dflash.attention.isolated_patches import patches
+from dflash.attention.one_entry import compiled
 from dflash.errors import StrategyError
 from probes.torch_internals import compile_lock, config_is_per_context, current_patcher, functorch_config, resolve
 
@@ -115,7 +115,7 @@ class Isolated:
         # imported here, in the building thread: a first import under compile_lock could wait for another thread's
         # import that waits for compile_lock
         resolve("inductor.lowerings")
-        return cast(Fn, torch.compile(fn, dynamic=False))
+        return compiled(fn)
 
     @contextmanager
     def thread_scope(self) -> Iterator[None]:

@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, cast
 
-import torch
-
 from dflash.attention.base import Fn, Role
 from dflash.attention.cold_steps import ColdSteps, LateCompile
 from dflash.attention.compile_watch import watched_compiles
 from dflash.attention.gate import PROCESS_GATE, Gate
+from dflash.attention.one_entry import compiled
 from probes.torch_internals import compile_lock
 
 
@@ -40,10 +39,9 @@ class LockedCompile:
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function behind the gate."""
-        compiled = torch.compile(fn, dynamic=False)
-        return cast(Fn, self._behind_gate(compiled, fn))
+        return cast(Fn, self._behind_gate(compiled(fn), fn))
 
-    def _behind_gate(self, compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _behind_gate(self, inner: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
         gate, lock = self._steps.gate, compile_lock()
 
         @wraps(fn)
@@ -51,7 +49,7 @@ class LockedCompile:
             # a thread that compiles or traces must not wait for a step that waits for compile_lock
             inside = gate.held() or lock._is_owned()
             with nullcontext() if inside else gate.exclusive("call outside any step"):
-                return compiled(*args, **kwargs)
+                return inner(*args, **kwargs)
 
         return call
 

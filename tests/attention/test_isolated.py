@@ -77,11 +77,16 @@ def traced_until(held: Held) -> Callable[[Tensor], Tensor]:
 def both_ways(work: Callable[[], object], **limits: float) -> tuple[object, object]:
     """What `work` gives without isolation and with it, each in a process of its own."""
 
+    def plain() -> object:
+        # torch 2.11's CUDA build crashes without a GPU when worker threads are the first to compile
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        return work()
+
     def isolated() -> object:
         with isolated_tracing(), backward_ahead():
-            return work()
+            return plain()
 
-    return in_fork(work, **limits), in_fork(isolated, **limits)
+    return in_fork(plain, **limits), in_fork(isolated, **limits)
 
 
 def test_every_name_of_torch_is_as_before_after_the_last_scope_whatever_the_order_and_the_exceptions() -> None:
