@@ -7,6 +7,7 @@ delete; stored entries are scanned as pickle opcodes and never unpickled, so no 
 
 from __future__ import annotations
 
+import os
 import pickletools
 import re
 import shutil
@@ -76,7 +77,10 @@ def audit(directory: Path | None = None, *, delete: bool = False) -> AuditResult
     """Read a cache directory (default: this user's); `delete` removes the degraded entries and nothing else."""
     root = directory or Path(torch_internals.resolve("inductor.cache_dir")())
     if not root.is_dir():
-        raise UsageProblem(f"expected an inductor cache directory, {root} does not exist: give its path")
+        what = "is a file" if root.exists() else "does not exist"
+        raise UsageProblem(f"expected an inductor cache directory, {root} {what}: give its path")
+    if delete and not os.access(root, os.W_OK):
+        raise UsageProblem(f"expected a cache to delete from, {root} cannot be written: run as its owner")
     programs = skipped = 0
     entries: list[Entry] = []
     for path in _cache_files(root):

@@ -82,8 +82,15 @@ def wide() -> int:
     return total
 
 
+def spare_the_c_compiler() -> None:
+    """Each candidate instruction set would be tried by compiling a file, and the headers once: 10 s for nothing."""
+    importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list = list
+    importlib.import_module("torch._inductor.config").cpp_cache_precompile_headers = False
+
+
 def main(mode: str) -> None:
     global poison
+    spare_the_c_compiler()
     if mode == "wide":
         print(wide())
         return

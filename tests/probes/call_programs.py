@@ -6,16 +6,23 @@ python call_programs.py NAME faulty|clean
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import flex_attention
+
+from probes import compile_trace, compiled_calls
+from probes.command_line import as_plain
 
 inside, leave = threading.Event(), threading.Event()
 
@@ -123,6 +130,21 @@ def export(faulty: bool) -> None:
         print(torch.compile(double, backend="eager")(torch.ones(2)).sum().item())
 
 
+def annotation(faulty: bool) -> None:
+    """A compile beside another thread's annotation for eager fallbacks."""
+    if "fallback_to_eager" not in inspect.getsource(flex_attention):
+        print("done")
+        return
+
+    def body() -> None:
+        with torch.fx.traceback.annotate({"fallback_to_eager": True}):
+            stop(1)
+
+    with other_thread(body, faulty):
+        torch.compile(double, backend="eager")(torch.ones(2))
+    print("done")
+
+
 def lock(faulty: bool) -> None:
     """A second compile waits for the first one's lock."""
 
@@ -136,26 +158,33 @@ def lock(faulty: bool) -> None:
     print("done")
 
 
-PROGRAMS = {f.__name__: f for f in (trace, silent, stance, limit, suppressed, branch, export, lock)}
+PROGRAMS = {f.__name__: f for f in (trace, silent, stance, limit, suppressed, branch, export, lock, annotation)}
+
+
+PROBES: dict[str, Any] = {"alone": contextlib.nullcontext, "calls": compiled_calls.watch, "trace": compile_trace.trace}
+
+
+def trace_events(tracing: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        tracing.write(path)
+        return json.loads(path.read_text())["traceEvents"]
 
 
 def run_all(mode: str, watched: str) -> None:
-    """Run every program by itself; one JSON line each: its name, what it printed, and what compiled_calls saw."""
-    from probes import compiled_calls
-    from probes.command_line import as_plain
-
+    """Run every program by itself; one JSON line each: its name, what it printed, and what the probe saw, if any."""
     for name, body in PROGRAMS.items():
         torch._dynamo.reset()
         inside.clear()
         leave.clear()
         printed, report = io.StringIO(), None
         with torch._dynamo.config.patch(recompile_limit=8, suppress_errors=False), contextlib.redirect_stdout(printed):
-            if watched == "watched":
-                with compiled_calls.watch() as watching:
-                    body(mode == "faulty")
-                report = as_plain(watching.result) | {"finding": watching.result.finding}
-            else:
+            with PROBES[watched]() as watching:
                 body(mode == "faulty")
+            if watching is not None:
+                report = as_plain(watching.result) | {"finding": watching.result.finding}
+                if watched == "trace":
+                    report["events"] = trace_events(watching)
         print(json.dumps({"name": name, "printed": printed.getvalue(), "report": report}), flush=True)
 
 

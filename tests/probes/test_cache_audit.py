@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from children import watched_cache_program
 
 from probes import cache_audit
 from probes.command_line import UsageProblem
@@ -33,9 +36,12 @@ def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(torch_release() < (2, 12), reason="torch 2.11 has no fallback_to_eager annotation to poison with")
-def test_a_poisoned_cache_is_found_kept_by_a_clean_run_and_healed_by_delete(tmp_path: Path) -> None:
-    poisoned = fill(tmp_path, "poison")
-    found = cache_audit.audit(tmp_path)
+def test_a_poisoned_cache_is_found_kept_by_a_clean_run_and_healed_by_delete(
+    tmp_path: Path, poisoning: dict[str, Any]
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(poisoning["cache"], cache)
+    found = cache_audit.audit(cache)
     assert found.finding
     assert {op.op for entry in found.degraded for op in entry.ops} == {
         "aten::sin.default",
@@ -43,21 +49,19 @@ def test_a_poisoned_cache_is_found_kept_by_a_clean_run_and_healed_by_delete(tmp_
         "aten::add.Tensor",
     }
     assert any(entry.file.startswith("fxgraph/") for entry in found.degraded)
+    values = poisoning["first"][1]
+    assert poisoning["served"][1] == values, "the values are right all along: that is why nobody notices"
 
-    clean = fill(tmp_path, "clean")  # a later process with no mask builder takes the poisoned entry
-    assert clean == poisoned, "the values are right all along: that is why nobody notices"
-    assert cache_audit.audit(tmp_path).degraded == found.degraded
-
-    kernels = sorted(tmp_path.rglob("*.so"))
-    done = probe(str(tmp_path), "--delete", "--json")
+    kernels = sorted(cache.rglob("*.so"))
+    done = probe(str(cache), "--delete", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["deleted"] == [entry.file for entry in found.degraded]
-    assert not any((tmp_path / entry.file).exists() for entry in found.degraded)
-    assert sorted(tmp_path.rglob("*.so")) == kernels, "only the degraded entries go"
+    assert not any((cache / entry.file).exists() for entry in found.degraded)
+    assert sorted(cache.rglob("*.so")) == kernels, "only the degraded entries go"
 
-    fill(tmp_path, "clean")  # compiled anew, this time whole
-    healed = probe(str(tmp_path))
-    assert (healed.returncode, "0 entries degraded" in healed.stdout) == (0, True), healed.stdout
+    code, printed, report = watched_cache_program(cache, "clean")  # compiled anew, this time whole
+    assert (code, report["degraded"], printed) == (0, [], values)
+    assert cache_audit.audit(cache).degraded == ()
 
 
 def test_a_clean_cache_of_fifty_graphs_full_of_rightful_eager_calls_raises_no_alarm(tmp_path: Path) -> None:
@@ -95,12 +99,19 @@ def test_stored_entries_are_read_without_running_what_they_pickle(tmp_path: Path
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_missing_directory_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="does not exist"):
         cache_audit.audit(tmp_path / "nowhere")
-    done = probe(str(tmp_path / "nowhere"))
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    with pytest.raises(UsageProblem, match="does not exist"):
+        cache_audit.main([str(tmp_path / "nowhere")])
 
 
-def test_an_empty_directory_is_clean(tmp_path: Path) -> None:
-    assert probe(str(tmp_path)).returncode == 0
+def test_a_file_instead_of_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageProblem, match="is a file"):
+        cache_audit.audit(tmp_path / "file")
+
+
+def test_an_empty_directory_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache_audit.main([str(tmp_path)]) == 0
+    assert "0 entries degraded" in capsys.readouterr().out

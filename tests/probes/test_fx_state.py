@@ -1,12 +1,16 @@
 """fx_state tells a race from a program's own trace, names both threads, and leaves the program as it was."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from children import REPOSITORY, run_child, split_report
 
+from probes import fx_state
 from probes import torch_internals as ti
+from probes.command_line import UsageProblem
 from probes.fx_recorder import FxRecorder, Verdict, phase
 from probes.fx_state import watch_fx_state
 
@@ -14,15 +18,16 @@ PROGRAM = Path(__file__).parent / "programs" / "trace_beside_call.py"
 SHARED_FLAG = not ti.fx_flag_is_per_thread()
 
 
-def _watched(child, mode):
-    done = child("-m", "probes.fx_state", "--json", "--watch", "attention_module:attention", "--", PROGRAM, mode)
+@functools.cache
+def _watched(mode):
+    words = ("--json", "--watch", "attention_module:attention", "--", PROGRAM, mode)
+    done = run_child("-m", "probes.fx_state", *words)
     assert done.stdout, done.stderr
-    *printed, report = done.stdout.splitlines()
-    return done.returncode, printed, json.loads(report)
+    return done.returncode, *split_report(done.stdout)
 
 
-def test_a_trace_of_another_thread_is_a_race_and_both_threads_are_named(child):
-    code, _, report = _watched(child, "race")
+def test_a_trace_of_another_thread_is_a_race_and_both_threads_are_named():
+    code, _, report = _watched("race")
     expected = Verdict.OTHER_THREAD if SHARED_FLAG else Verdict.PATCHED
     assert (code, report["verdict"]) == (1, expected.value)
     checks = [overlap for overlap in report["overlaps"] if "own check" in overlap["where"]]
@@ -33,25 +38,25 @@ def test_a_trace_of_another_thread_is_a_race_and_both_threads_are_named(child):
     assert any("trace_beside_call.py" in line for line in guilty["stack"])
 
 
-def test_every_entry_and_exit_of_the_watched_function_is_read(child):
-    _, _, report = _watched(child, "race")
+def test_every_entry_and_exit_of_the_watched_function_is_read():
+    _, _, report = _watched("race")
     events = [r["event"] for r in report["readings"] if r["where"] == "attention_module:attention"]
     assert events == ["enter", "exit", "enter", "raise" if SHARED_FLAG else "exit"]
 
 
-def test_a_trace_that_is_over_is_never_active(child):
-    code, _, report = _watched(child, "clean")
+def test_a_trace_that_is_over_is_never_active():
+    code, _, report = _watched("clean")
     assert (code, report["verdict"]) == (0, Verdict.NEVER.value)
     assert report["writings_seen"] >= 1
 
 
-def test_a_call_inside_its_own_trace_is_inherent(child):
-    code, _, report = _watched(child, "same")
+def test_a_call_inside_its_own_trace_is_inherent():
+    code, _, report = _watched("same")
     assert (code, report["verdict"]) == (1, Verdict.SAME_THREAD.value)
 
 
-def test_what_two_overlapping_traces_leave_behind_is_found(child):
-    code, _, report = _watched(child, "stuck")
+def test_what_two_overlapping_traces_leave_behind_is_found():
+    code, _, report = _watched("stuck")
     assert code == 1
     left = {each["name"] for each in report["leftover"]}
     assert "module_call_original" in left
@@ -60,25 +65,26 @@ def test_what_two_overlapping_traces_leave_behind_is_found(child):
         assert report["verdict"] == Verdict.LEFT_ON.value
 
 
-@pytest.mark.parametrize("mode", ["race", "clean"])
-def test_the_watched_programs_outcome_is_the_same_as_alone(child, mode):
-    alone = child(PROGRAM, mode)
-    _, printed, report = _watched(child, mode)
-    assert printed == alone.stdout.splitlines()
+def test_the_watched_programs_outcome_is_the_same_as_alone(child):
+    alone = child(PROGRAM, "race")
+    _, printed, report = _watched("race")
+    assert printed == alone.stdout
     assert report["outcome"]["exit_code"] == alone.returncode
 
 
-def test_the_control_run_compares_with_and_without_the_probe(child):
-    done = child("-m", "probes.fx_state", "--control", "--", PROGRAM, "clean")
-    assert "with and without the probe: the same output" in done.stdout
-    assert done.returncode == 0
+@pytest.mark.parametrize(("body", "same"), [("print('x', end='')", True), ("print('probes' in sys.modules)", False)])
+def test_the_control_run_compares_with_and_without_the_probe(tmp_path, capsys, monkeypatch, body, same):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "script.py").write_text(f"import sys\n{body}")
+    code = fx_state.main(["--control", "--", str(tmp_path / "script.py")])
+    said = "the same output" if same else "DIFFERENT output"
+    assert f"with and without the probe: {said}" in capsys.readouterr().out
+    assert code == (0 if same else 1)
 
 
-def test_a_function_that_does_not_exist_is_one_line_with_the_nearest(child):
-    done = child("-m", "probes.fx_state", "--watch", "attention_module:atention", "--", PROGRAM, "clean")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "did you mean 'attention'?" in done.stderr
+def test_a_function_that_does_not_exist_is_refused_with_the_nearest():
+    with pytest.raises(UsageProblem, match="did you mean 'watch_fx_state'"):
+        fx_state.main(["--watch", "probes.fx_state:watch_fx_stat", "--", str(PROGRAM), "clean"])
 
 
 def test_a_watch_inside_a_watch_is_refused_and_the_first_goes_on():

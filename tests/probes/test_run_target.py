@@ -118,16 +118,3 @@ def test_an_inherited_method_is_inherited_again_afterwards():
 def test_words_are_cut_at_the_first_double_dash():
     assert split_target(["--json", "--", "a.py", "--", "b"]) == (["--json"], ["a.py", "--", "b"])
     assert split_target(["--json"]) == (["--json"], None)
-
-
-@pytest.mark.parametrize("name", ["fx_state", "versions", "config_view"])
-def test_an_unknown_option_is_one_line_with_the_nearest_and_exit_2(child, name):
-    done = child("-m", f"probes.{name}", "--jsonn")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "did you mean '--json'?" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["fx_state", "versions", "config_view"])
-def test_help_shows_an_example(child, name):
-    assert f"example:\n  python -m probes.{name}" in child("-m", f"probes.{name}", "--help").stdout

@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from probes import stack_sources, stacks
+from probes.run_target import find_target
 
 ENGINE = """
-import sys, threading, torch
+import importlib, sys, threading, torch
+importlib.import_module("torch._inductor.cpu_vec_isa").valid_vec_isa_list = list  # no trial compiles
+importlib.import_module("torch._inductor.config").cpp_cache_precompile_headers = False
 lazy = torch.compile(lambda x: x * 2)
 x = torch.ones(3, requires_grad=True)
 loss = lazy(x).sum()  # forward compiled; the backward is compiled when it is first needed
@@ -210,6 +213,29 @@ def test_a_script_that_hangs_is_judged_and_ended_and_one_that_ends_is_clean(tmp_
     assert (done.returncode, "fine" in done.stdout) == (0, True)
 
 
+LATE = (
+    "import sys, time; print('begun', flush=True); sys.stdin.readline(); print('through'); sys.exit(int(sys.argv[1]))"
+)
+
+
+def test_a_script_that_hangs_nowhere_is_reported_while_it_runs_and_goes_on_to_its_end(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    command = [sys.executable, "-m", "probes.stacks", "--after", "1s", "--window", "0.2s", "--", str(script), "3"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        said = [parent.stdout.readline()]
+        while not said[-1].startswith("verdict: none"):  # the script cannot end before it reads its line
+            said.append(parent.stdout.readline())
+            assert said[-1], said
+        rest, _ = parent.communicate("go\n", timeout=60)
+    assert said[0] == "begun\n"
+    assert rest == "through\n"
+    assert parent.returncode == 1, "a program that fails is no clean end"
+
+
 def test_faulthandler_stands_in_when_attaching_is_not_allowed_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +245,7 @@ def test_faulthandler_stands_in_when_attaching_is_not_allowed_and_says_so(
     monkeypatch.setattr(stack_sources, "py_spy_dump", refuse)
     script = tmp_path / "program.py"
     script.write_text(QUEUE)
-    with stack_sources.started_script([str(script), "starved"]) as child:
+    with stack_sources.started_script(find_target([str(script), "starved"])) as child:
         assert child.still_running_after(1.0)
         result = stacks.analyse(stack_sources.sample(child.dump, window_s=0.2))
     assert result.source == "faulthandler"
@@ -263,6 +289,8 @@ def test_a_block_that_ends_in_time_has_no_result_and_entering_twice_raises() -> 
         ((), "expected --pid N"),
         (("--after", "1s", "--", "missing.py"), "missing.py"),
         (("--pid", "1", "--after", "1s", "--", "x.py"), "expected --pid N"),
+        (("--pid", "1", "--after", "1s"), "expected --pid N"),
+        (("--after", "soon", "--", "x.py"), "expected a time such as 30s"),
     ],
 )
 def test_bad_use_is_one_line_and_exit_2(arguments: tuple[str, ...], said: str) -> None:
