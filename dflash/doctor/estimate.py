@@ -4,14 +4,15 @@ Memory counts the tensors that one step keeps for its backward pass (read off dr
 moment of each phase; letters as elsewhere: B rows, T tokens, N blocks, K block size, H width, V vocabulary.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 FLOAT = 4
 # logits-sized float32 tensors alive at once: for ce the log-softmax and the gradients of both steps of its backward;
 # for kl logits, the teacher's, both log-softmaxes, the probabilities, the difference and the product
 LOGITS_ALIVE = {"ce": 3, "dpace": 3, "kl": 7}
-# a CPU's malloc keeps freed blocks that the next step does not fit into: measured, 12 to 40 % of what a step allocates
+# a CPU's malloc keeps freed blocks that the next step does not fit into; measured: 12 to 40 % of all that a step
+# allocates, what recomputed layers free at once included
 ALLOCATOR_SHARE = 0.25
 TILE_QUERIES = 64
 # bytes of one line of metrics.jsonl, and of an evaluation
@@ -140,6 +141,7 @@ class Duration:
 def memory(shape: Shape, process: int, *, on_cpu: bool) -> Memory:
     """Bytes by part; on_cpu: malloc's waste, and the checkpoint read at the end, are in the same memory."""
     weights = FLOAT * shape.parameters
+    allocated = activation_bytes(replace(shape, checkpointed=False)) + head_bytes(shape)
     return Memory(
         process=process,
         target=shape.target_bytes,
@@ -150,7 +152,7 @@ def memory(shape: Shape, process: int, *, on_cpu: bool) -> Memory:
         activations=activation_bytes(shape),
         head=head_bytes(shape),
         closing=3 * weights if on_cpu else 0,
-        allocator=int(ALLOCATOR_SHARE * (activation_bytes(shape) + head_bytes(shape))) if on_cpu else 0,
+        allocator=int(ALLOCATOR_SHARE * allocated) if on_cpu else 0,
         accumulating=shape.accumulate > 1,
     )
 
