@@ -105,6 +105,8 @@ class Stepper:
             batch.position_ids.to(device),
             batch.document_ids.to(device),
         )
+        # in a pipeline they are there already; a warm-up may bring them from the target's device
+        features = Features(features.hidden.to(device), features.last.to(device))
         with parts.attention.strategy.step_scope(step_key(rows.input_ids, features.hidden, extra=parts.dtype)):
             with parts.arithmetic():
                 terms = parts.drafter.terms(
