@@ -32,8 +32,8 @@ def write(tmp_path: Path, content: bytes, name: str = "a.jsonl") -> Path:
         b"\xef\xbb\xbf" + GOOD * 2,
         GOOD.replace(b"\n", b"\r\n") * 2,
         GOOD + GOOD.rstrip(),
-        gzip.compress(GOOD * 2),
-        gzip.compress(GOOD) + gzip.compress(GOOD),
+        gzip.compress(GOOD * 2, mtime=0),
+        gzip.compress(GOOD, mtime=0) + gzip.compress(GOOD),
     ],
     ids=["plain", "byte order mark", "CRLF", "no last newline", "gzip", "gzip in two members"],
 )
@@ -78,7 +78,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)])
 def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError, match="at least one conversation, got none"):
         rows_of(write(tmp_path, content))
@@ -87,7 +87,7 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(GOOD * 1000)[:-20], "damaged"),
+        (gzip.compress(GOOD * 1000, mtime=0)[:-20], "damaged"),
         (b"\x28\xb5\x2f\xfd....", "zstd"),
         ('{"prompt": "p"}'.encode("utf-16"), "UTF-16"),
         (b"PAR1 and then nothing", "whole Parquet file"),
