@@ -157,10 +157,13 @@ class TimedLock:
             return True
         if not blocking:
             return False
-        start_ns, owner = time.perf_counter_ns(), torch_internals.lock_state(self._lock).owner
+        start_ns = time.perf_counter_ns()
+        owner = _thread_name(
+            torch_internals.lock_state(self._lock).owner
+        )  # now: it may have ended when we get the lock
         taken: bool = self._lock.acquire(timeout=timeout)
         if self._recorder.active:
-            self._recorder.emit("lock wait", "compile_lock", start_ns, owner=_thread_name(owner))
+            self._recorder.emit("lock wait", "compile_lock", start_ns, owner=owner)
         return taken
 
     def release(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_program_runs(
     for output, said in ((tmp_path / "no" / "trace.json", "does not exist"), (tmp_path, "is a folder")):
         with pytest.raises(UsageProblem, match=said):
             compile_trace.main(["-o", str(output), "--", str(script)])
-    monkeypatch.setattr(compile_trace.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(compile_trace.os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(UsageProblem, match="can be written"):
         compile_trace.main(["-o", str(tmp_path / "trace.json"), "--", str(script)])

@@ -38,7 +38,7 @@ ENDINGS = {
     "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); print('x')",
     "before a thread of its own": "import threading, time\n"
     "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start(); print('main')",
-    "with a thread that raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\nt.start(); t.join()",
+    "with a thread that raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join()",
     "with a forked child that runs on": "import os, sys\nchild = os.fork()\nif child: os.waitpid(child, 0)\n"
     "print('parent' if child else 'child')",
     "with a forked child that leaves": "import os\nchild = os.fork()\nif not child: os._exit(7)\n"
