@@ -86,7 +86,8 @@ def timeline(title: str, intervals: Sequence[Interval]) -> Markup:
         parts.append(tag("text", {"x": x.place(value), "y": height - 5, "text-anchor": "middle"}, short(value)))
     frame = {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "aria-label": title, "class": "wide"}
     legend = tag("p", {"class": "legend"}, *(_key(kind, colour[kind], intervals) for kind in kinds))
-    caption = tag("figcaption", None, title, tag("span", {"class": "unit"}, " ms since the recording began; a kind's total counts nested stages each"))
+    unit = " ms since the recording began; a kind's total counts nested stages each"
+    caption = tag("figcaption", None, title, tag("span", {"class": "unit"}, unit))
     return tag("figure", {"class": "full"}, caption, tag("div", {"class": "scroll"}, tag("svg", frame, *parts)), legend)
 
 
