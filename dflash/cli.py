@@ -5,7 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from dflash.errors import ConfigError, DflashError
+from dflash.errors import ConfigError, DflashError, OutputError
+
+# characters of a file's name in a message
+LONGEST_NAME = 200
 
 USAGE = """\
 usage: dflash VERB [OPTIONS]
@@ -46,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader (`| head`) has gone: keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        # each place that knows better says so itself; what is left (a name too long, a disk gone) is no traceback either
+        print(f"dflash: {_single_line(_of_system(error))}", file=sys.stderr)
+        return OutputError.exit_code
     except KeyboardInterrupt:
         print("dflash: interrupted", file=sys.stderr)
         return 130
@@ -69,6 +76,12 @@ def _dispatch(words: list[str]) -> int:
 
         raise ConfigError(f"a verb ({', '.join(VERBS)})", words[0], nearest(words[0], VERBS))
     return verb(words[1:])
+
+
+def _of_system(error: OSError) -> OutputError:
+    where = str(error.filename or "")
+    where = where if len(where) <= LONGEST_NAME else f"{where[:LONGEST_NAME]}..."
+    return OutputError("a file that can be used", error.strerror or repr(error), "check path and disk", where=where)
 
 
 def _single_line(error: DflashError) -> str:

@@ -15,6 +15,7 @@ import tyro
 
 from dflash.config import PRESETS, TrainConfig, validate
 from dflash.errors import ConfigError
+from dflash.ranges import check_ranges
 
 Options = TypeVar("Options")
 
@@ -85,6 +86,7 @@ def _parse(kind: type[Options], default: Any, arguments: Sequence[str], prog: st
         raise _one_line(boxes.getvalue(), kind, arguments) from None
     if unknown:
         raise _unknown(unknown[0], kind)
+    check_ranges(options)
     return options
 
 
@@ -120,8 +122,10 @@ def option_names(kind: type[Any], prefix: str = "", *, negations: bool = True) -
 
 def nearest(name: str, known: Sequence[str] | dict[str, Any]) -> str:
     """The remedy for an unknown name: the nearest known one, or the list when none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     last_parts = {option.rsplit(".", 1)[-1]: option for option in known}
+    if exact := last_parts.get(name.lstrip("-")):
+        return f"did you mean {exact}?"  # only its table was left out
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if not close and (tail := difflib.get_close_matches(name.rsplit(".", 1)[-1], list(last_parts), n=1, cutoff=0.7)):
         close = [last_parts[tail[0]]]
     return f"did you mean {close[0]}?" if close else "see --help for the names"
@@ -207,7 +211,9 @@ def read_toml(path: Path, start: TrainConfig) -> TrainConfig:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
         raise ConfigError("a readable TOML file", str(reason), "check the path", where=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError("flat TOML", "tables or lists nested too deeply", "mend the file", where=str(path)) from None
+    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python converts
         raise ConfigError("TOML", str(error), "mend the file", where=str(path)) from None
     return _from_tree(table, start, str(path))
 
@@ -226,6 +232,7 @@ def _from_tree(tree: dict[str, Any], start: TrainConfig, where: str) -> TrainCon
     known = dict.fromkeys(option_names(TrainConfig, negations=False))
     arguments: list[str] = []
     for name, value in _leaves(tree):
+        _check_plain(name, value, where)
         if name not in known:
             shown = name.replace("-", "_")
             hint = nearest(name, known).replace("-", "_")
@@ -236,6 +243,16 @@ def _from_tree(tree: dict[str, Any], start: TrainConfig, where: str) -> TrainCon
     except ConfigError as error:
         place = f"{where}: {error.where.lstrip('-')}"
         raise ConfigError(error.expected, error.got, error.remedy, where=place) from None
+
+
+def _check_plain(name: str, value: Any, where: str) -> None:
+    """A value of a file must not be taken for another option, nor hold what no path or name can."""
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, str) and item.startswith("-"):
+            got = f"{item!r} in a list"
+            raise ConfigError("a value", got, "write options as keys", where=f"{where}: {name.replace('-', '_')}")
+    if "\0" in f"{name}{value}":
+        raise ConfigError("text without NUL", "a NUL in it", "mend the file", where=where)
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 import tyro
 
 from dflash.errors import ConfigError
+from dflash.ranges import check_ranges
 
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 StrategyName = Literal["auto", "eager", "sdpa", "locked-compile", "force-compile", "isolated"]
 
 
@@ -144,6 +146,8 @@ class TrainConfig:
     queue_depth: int = 4
     # deaths of target threads that are made good by a new thread
     restarts: int = 0
+    # under torchrun: split the drafter's weights, gradients and optimizer over the processes (FSDP2), to make it fit
+    shard: bool = False
     # seconds without any progress after which the run writes its stacks and stops with exit code 3; 0: never
     watchdog: float = 0.0
     # how compiled attention is made safe
@@ -284,12 +288,13 @@ PRESETS: dict[str, TrainConfig] = {
 FREE_ON_RESUME = frozenset(
     {"output", "resume", "overwrite", "device", "save_every", "keep", "eval", "attn_strategy", "attn_kernel"}
     | {"quiet", "loggers", "compile_scope", "checkpoint_layers", "warm_up", "force_unsafe"}
-    | {"targets", "drafters", "queue_depth", "restarts", "watchdog"}
+    | {"targets", "drafters", "shard", "queue_depth", "restarts", "watchdog"}
 )
 
 
 def validate(config: TrainConfig) -> TrainConfig:
     """Returns `config`; raises ConfigError naming the first option whose value makes no sense."""
+    check_ranges(config)
     for name, got, ok, expected in _checks(config):
         if not ok:
             raise ConfigError(expected, str(got), "change the value", where=f"--{name}")
@@ -298,38 +303,10 @@ def validate(config: TrainConfig) -> TrainConfig:
 
 def _checks(config: TrainConfig) -> Iterator[tuple[str, object, bool, str]]:
     drafter, data, optim = config.drafter, config.data, config.optim
-    at_least_one = {
-        "steps": 1 if config.steps is None else config.steps,
-        "keep": config.keep,
-        "drafter.layers": drafter.layers,
-        "drafter.max-anchors": drafter.max_anchors,
-        "drafter.features": 1 if drafter.features is None else drafter.features,
-        "data.batch-rows": data.batch_rows,
-        "queue-depth": config.queue_depth,
-        "optim.epochs": optim.epochs,
-        "optim.max-nonfinite": optim.max_nonfinite,
-        "eval.prompts": config.eval.prompts,
-        "eval.max-new-tokens": config.eval.max_new_tokens,
-        "drafter.sliding-window": 1 if drafter.sliding_window is None else drafter.sliding_window,
-    }
-    for name, value in at_least_one.items():
-        yield name, value, value >= 1, "a number of at least 1"
-    yield "optim.accumulate", optim.accumulate, optim.accumulate >= 0, "0 or more micro-batches"
-    yield "restarts", config.restarts, config.restarts >= 0, "0 or more"
-    yield "watchdog", config.watchdog, config.watchdog >= 0, "0 or more seconds"
-    yield "save-every", config.save_every, config.save_every >= 0, "0 or more steps"
-    yield "eval.every", config.eval.every, config.eval.every >= 0, "0 or more steps"
-    yield "drafter.block-size", drafter.block_size, drafter.block_size >= 2, "at least 2 tokens a block"
     fits = data.row_tokens > drafter.block_size
     yield "data.row-tokens", data.row_tokens, fits, f"more tokens than a block has ({drafter.block_size})"
-    yield "optim.lr", optim.lr, 0 < optim.lr < float("inf"), "a learning rate above 0"
     yield "optim.betas", optim.betas, all(0 <= beta < 1 for beta in optim.betas), "two numbers in [0, 1)"
-    yield "optim.weight-decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"
-    yield "optim.warmup", optim.warmup, 0 <= optim.warmup <= 1, "a share of the steps between 0 and 1"
-    yield "optim.clip", optim.clip, optim.clip > 0, "a gradient norm above 0"
-    gamma = config.objective.gamma
-    yield "objective.gamma", gamma, gamma is None or gamma > 0, "a number of slots above 0"
-    device_ok = re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device) is not None
+    device_ok = DEVICE.fullmatch(config.device) is not None
     yield "device", config.device, device_ok, "cpu, cuda, cuda:N or auto"
     yield "resume", "--overwrite as well", not (config.resume and config.overwrite), "one of --resume and --overwrite"
 

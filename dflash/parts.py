@@ -11,11 +11,12 @@ from torch import nn
 from dflash.assets import EMBEDDED, embedded_path
 from dflash.attention.base import AttentionBackend
 from dflash.attention.select import Workload, choose
-from dflash.config import DataOptions, TargetOptions, TrainConfig
+from dflash.config import DEVICE, DataOptions, TargetOptions, TrainConfig
 from dflash.data.documents import DocumentStore
 from dflash.data.prompts import heldout_prompts
 from dflash.data.sources import open_documents
 from dflash.data.template import Encoder
+from dflash.drafter.anchors import candidates
 from dflash.drafter.config import create_drafter_config
 from dflash.drafter.model import DFlashDrafter
 from dflash.drafter.objectives import OBJECTIVES, Objective
@@ -25,6 +26,7 @@ from dflash.features import FeatureSource
 from dflash.optim import build_optimizer
 from dflash.pipeline.placement import Placement, layout, place
 from dflash.pipeline.ranks import local_device
+from dflash.pipeline.sharding import check_shard, shard
 from dflash.run_directory import RunDirectory
 from dflash.target import Target, check_layer_ids, choose_layer_ids, resolve_mask_token
 
@@ -70,8 +72,11 @@ def build(config: TrainConfig, progress: Callable[[int, int], None] | None = Non
     drafter = build_drafter(config, target).to(device)
     drafter.use_attention(attention)
     drafter.checkpoint_layers = config.checkpoint_layers
+    if config.shard:
+        shard(drafter)
     store = training_store(config.data, target, progress)
     store.check_mask_token(drafter.mask_token_id)
+    check_blocks(store, drafter.block_size)
     prompts = heldout_prompts(config.data.heldout, target.tokenizer)
     if not prompts:
         raise DataError("at least one held-out prompt", "none", "see --data.heldout", where=config.data.heldout)
@@ -102,6 +107,8 @@ def settled(config: TrainConfig, ranks: int = 1) -> TrainConfig:
     It is what a run saves: resumed with other drafters, the steps stay the same.
     """
     drafters = len(resolve_placement(config).drafters)
+    if config.shard:
+        check_shard(config, drafters, ranks)
     micro_batches = layout(config.optim.accumulate, drafters, 0, ranks).micro_batches
     return replace(config, optim=replace(config.optim, accumulate=micro_batches))
 
@@ -110,6 +117,8 @@ def resolve_device(name: str) -> torch.device:
     """The device an option names; auto: cuda when there is one. ConfigError when this machine does not have it."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if DEVICE.fullmatch(name) is None:
+        raise ConfigError("cpu, cuda, cuda:N or auto", repr(name), "change the value", where="--device")
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
@@ -128,7 +137,9 @@ def load_target(options: TargetOptions, device: torch.device) -> Target:
 def build_drafter(config: TrainConfig, target: Target) -> DFlashDrafter:
     """A drafter of the configured shape, its weights drawn from the seed, bound to the target's embedding and head."""
     options = config.drafter
-    chosen = options.layer_ids or choose_layer_ids(target.n_layers, options.features or options.layers)
+    chosen = options.layer_ids
+    if chosen is None:
+        chosen = choose_layer_ids(target.n_layers, options.features or options.layers)
     mask_token_id = resolve_mask_token(target.tokenizer, target.config, options.mask_token_id)
     drafter_config = create_drafter_config(
         target.config, options.layers, options.sliding_window, options.sliding_causal_block
@@ -156,6 +167,17 @@ def training_store(
         mask_from=options.mask_from,
     )
     return open_documents(options.train, encoder, progress=progress)
+
+
+def check_blocks(store: DocumentStore, block_size: int) -> None:
+    """DataError when no document has room for a single block; reads documents up to the first that has."""
+    for document in store:
+        mask = torch.from_numpy(document.loss_mask.copy())[None]
+        if candidates(mask, torch.zeros_like(mask, dtype=torch.int64), block_size).any():
+            return
+    expected = f"an answer of which {block_size} tokens are left for a block"
+    remedy = "lower --drafter.block-size, raise --data.row-tokens, or train on longer answers"
+    raise DataError(expected, f"none in {len(store)} documents", remedy, where=store.where)
 
 
 def check_features(config: TrainConfig, parts: Parts, run: RunDirectory) -> None:

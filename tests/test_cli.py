@@ -130,6 +130,16 @@ def no_generation_blocks(tmp: Path, target: Path, make: TargetMaker) -> list[str
     return ["--target.path", str(copy)]
 
 
+def short_answers(tmp: Path, target: Path, make: TargetMaker) -> list[str]:
+    write_chats(tmp / "chats.jsonl", 4, 2)
+    return ["--drafter.block-size", "64"]
+
+
+def answers_without_words(tmp: Path, target: Path, make: TargetMaker) -> list[str]:
+    (tmp / "chats.jsonl").write_text(json.dumps({"prompt": "hi", "completion": ""}) + "\n")
+    return []
+
+
 def three_layers(tmp: Path, target: Path, make: TargetMaker) -> list[str]:
     return ["--target.path", str(make("qwen3", 3))]
 
@@ -163,6 +173,8 @@ def other_vocabulary(tmp: Path, target: Path, make: TargetMaker) -> list[str]:
         (empty_file, ["chats.jsonl"]),
         (no_assistant, ["chats.jsonl:1", "assistant"]),
         (overlong, ["chats.jsonl:1", "at most 16 tokens"]),
+        (short_answers, ["chats.jsonl", "64 tokens are left for a block", "none in 4 documents"]),
+        (answers_without_words, ["chats.jsonl", "got 1 unsupervised"]),
         (no_generation_blocks, ["generation"]),
         (three_layers, ["at least 4 layers", "got 3"]),
         (other_vocabulary, ["vocabulary"]),
@@ -175,6 +187,7 @@ def other_vocabulary(tmp: Path, target: Path, make: TargetMaker) -> list[str]:
         (options("--target.path", "nowhere"), ["nowhere", "no such directory"]),
         (options("--data.train", "nowhere.jsonl"), ["nowhere.jsonl"]),
         (options("--data.heldout", "nowhere.jsonl"), ["nowhere.jsonl"]),
+        (options("--data.train", "n" * 5000), ["nnn...", "File name too long"]),
         (options("--attn-kernel", "flex"), ["flex"]),
         (options("--device", "cuda:99"), ["CUDA devices"]),
         (options("--data.features", "offline"), ["store"]),

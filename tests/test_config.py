@@ -1,5 +1,6 @@
 """The configuration: presets, files, the command line, and what is refused."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,3 +125,20 @@ def test_what_changes_the_curve_is_told_from_what_does_not() -> None:
     assert not same_training(config, replace(config, optim=OptimOptions(lr=1.0)))
     assert not same_training(config, replace(config, steps=9))
     assert {field for field in FREE_ON_RESUME if not hasattr(config, field)} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("seed = " + "9" * 5000, "expected TOML, got"),
+        ("x = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ('loggers = ["--seed", "3"]', "loggers: expected a value, got '--seed' in a list"),
+        ('output = "a\\u0000b"', "text without NUL"),
+    ],
+)
+def test_hostile_toml_is_an_error_of_that_file(text: str, fragment: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(fragment)) as caught:
+        read_toml(file, TrainConfig())
+    assert str(file) in str(caught.value)

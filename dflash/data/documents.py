@@ -85,12 +85,12 @@ class DocumentStore:
         self._table = dataset.with_format("arrow")
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Document], meta: StoreMeta) -> "DocumentStore":
-        """A store in memory. Raises DataError when there is no document."""
+    def from_documents(cls, documents: Iterable[Document], meta: StoreMeta, where: str = "memory") -> "DocumentStore":
+        """A store in memory, `where`: what it was read from. Raises DataError when there is no document."""
         tally = _Tally(meta)
         batches = [tally.add(chunk) for chunk in _chunks(documents)]
         table = pa.Table.from_batches(batches, schema=FEATURES.arrow_schema)
-        return cls(Dataset(table), tally.meta("memory"), tally.used, "memory")
+        return cls(Dataset(table), tally.meta(where), tally.used, where)
 
     @classmethod
     def write(cls, directory: Path, documents: Iterable[Document], meta: StoreMeta) -> "DocumentStore":

@@ -21,6 +21,8 @@ from dflash.data.regenerate import RegenerateCounts, Regenerator, regenerate, se
 from dflash.data.template import Encoder
 from dflash.decode import greedy_generate
 from dflash.errors import ConfigError, OutputError, TargetError
+from dflash.parts import resolve_device
+from dflash.ranges import check_ranges
 from dflash.target import Target
 
 __all__ = ["PrepareOptions", "prepare", "run_prepare"]
@@ -98,15 +100,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def _check(options: PrepareOptions) -> None:
-    for name, wrong in (
-        ("row_tokens", options.row_tokens < 2),
-        ("preview", options.preview < 0),
-        ("limit", options.limit is not None and options.limit < 1),
-        ("max_new_tokens", options.max_new_tokens < 1),
-    ):
-        if wrong:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError("a positive number", str(getattr(options, name)), "give a larger one", where=flag)
+    check_ranges(options)
     if options.output is None and not options.preview:
         raise ConfigError("--output, --preview or both", "neither", "say where the store goes: --output DIR")
     if options.output is None and (options.regenerate or options.resume or options.overwrite):
@@ -134,9 +128,7 @@ def _check_output(options: PrepareOptions) -> None:
 
 
 def _regenerate(options: PrepareOptions, output: Path, path: Path, total: int, console: Console) -> Path:
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(options.device)
     target = Target.load(path, DTYPES[options.dtype], device, options.trust_remote_code)
     regenerator = Regenerator(
         target.tokenizer,

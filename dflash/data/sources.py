@@ -29,5 +29,5 @@ def open_documents(
         return store
     documents = encoder.encode_all(read_conversations(path), progress)
     if directory is None:
-        return DocumentStore.from_documents(documents, encoder.meta())
+        return DocumentStore.from_documents(documents, encoder.meta(), str(path))
     return DocumentStore.write(directory, documents, encoder.meta())
