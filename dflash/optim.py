@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dflash.config import OptimOptions
+from dflash.pipeline.sharding import full, like
 
 FLOOR = 0.0  # share of the peak learning rate at the last step (arXiv 2602.06036 anneals to zero)
 
@@ -45,13 +46,13 @@ def finish_gradients(parameters: Iterable[nn.Parameter], weight_sum: float, clip
     for parameter in present:
         assert parameter.grad is not None
         parameter.grad.div_(weight_sum)
-    return float(nn.utils.clip_grad_norm_(present, clip))
+    return float(full(nn.utils.clip_grad_norm_(present, clip)))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state as named tensors: `<parameter>/<state>`."""
     return {
-        f"{name}/{key}": value.detach()
+        f"{name}/{key}": full(value.detach())
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
@@ -63,6 +64,11 @@ def restore_optimizer(
     """Puts named tensors back, on each parameter's device; the step counter stays float32."""
     for name, parameter in parameters.items():
         found = {key: tensors.get(f"{name}/{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
-        state = {key: value.to(parameter.device) for key, value in found.items() if value is not None}
+        state = {key: _placed(value, parameter) for key, value in found.items() if value is not None}
         if state:
             optimizer.state[parameter] = state
+
+
+def _placed(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A moment goes where its parameter is, split as it is; the step counter is a number."""
+    return like(value.to(parameter.device), parameter) if value.ndim else value.to(parameter.device)

@@ -13,6 +13,7 @@ from dflash.config import TrainConfig
 from dflash.errors import CheckpointError
 from dflash.optim import optimizer_tensors, restore_optimizer
 from dflash.parts import Parts
+from dflash.pipeline.sharding import full, like
 
 
 @dataclass
@@ -50,7 +51,7 @@ def pack(config: TrainConfig, parts: Parts, progress: Progress) -> Checkpoint:
         "torch": torch.__version__,
         "seed": config.seed,
     }
-    weights = {name: parameter.detach() for name, parameter in parts.parameters.items()}
+    weights = {name: full(parameter.detach()) for name, parameter in parts.parameters.items()}
     return Checkpoint(weights, trainer, state)
 
 
@@ -76,7 +77,7 @@ def load_weights(parts: Parts, weights: dict[str, Tensor], where: str) -> None:
         raise CheckpointError(expected, str(got.get(odd, "none")), remedy, where=where)
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(like(weights[name], parameter))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from dflash.attention.base import step_key
 from dflash.config import TrainConfig
 from dflash.data.rows import Batch
@@ -66,6 +68,9 @@ class Stepper:
     def count_features(self, batch: Batch, features: Features | None, anchors: Anchors, tokens: int) -> Counted:
         """Forward and backward of a micro-batch whose features are there; none: it has no valid anchor."""
         if features is None:
+            if self.config.shard:
+                # the others wait in the middle of their forward pass: no block is valid, so all gradients are zero
+                self.forward_backward(batch, self._no_features(batch), anchors)
             return Counted(None, tokens, empty=1)
         with memory_errors("drafter", self.parts.device, identity(batch)):
             return Counted(self.forward_backward(batch, features, anchors), tokens)
@@ -114,6 +119,13 @@ class Stepper:
                 )
             terms.loss_sum.backward()  # type: ignore[no-untyped-call]
         return terms.metrics
+
+    def _no_features(self, batch: Batch) -> Features:
+        shape, target = batch.input_ids.shape, self.parts.target
+        options = {"dtype": target.dtype, "device": self.parts.device}
+        last = torch.zeros(*shape, target.hidden_size, **options)  # type: ignore[call-overload]
+        layers = len(self.parts.drafter.target_layer_ids)
+        return Features(last[:, :, None].expand(-1, -1, layers, -1), last)
 
     def _finish(self, metrics: Metrics) -> float:
         return finish_gradients(self.parts.parameters.values(), float(metrics.weight_sum), self.config.optim.clip)

@@ -10,6 +10,7 @@ from pathlib import Path
 from dflash import checkpoint, run_directory
 from dflash.config import TrainConfig
 from dflash.data.rows import batches_per_epoch
+from dflash.drafter.model import DFlashDrafter
 from dflash.errors import Diverged, Stopped
 from dflash.evaluate import evaluate
 from dflash.log import RunLog, StepLine
@@ -22,7 +23,7 @@ from dflash.pipeline.order import Order
 from dflash.pipeline.placement import layout
 from dflash.pipeline.provenance import provenance
 from dflash.pipeline.ranks import Ranks, joined
-from dflash.pipeline.replicas import beside_target
+from dflash.pipeline.replicas import beside_target, unsplit
 from dflash.pipeline.watchdog import Watchdog
 from dflash.progress import Progress, pack, seeded, unpack
 from dflash.run_directory import RunDirectory
@@ -55,8 +56,9 @@ def train(config: TrainConfig, log: RunLog | None = None) -> int:
             training.loop()
         finally:
             training.stepper.source.close()
+        whole = unsplit(parts)
         if ranks.first:
-            finish(config, parts, run, log, training.guard)
+            finish(config, whole, run, log, training.guard)
         training.stop_if_asked(signals)
     return 0
 
@@ -76,7 +78,9 @@ class Training:
         self.total_steps = total_steps(config, parts)
         self.order = Order(parts.store, config.data, config.seed)
         self.layout = layout(config.optim.accumulate, len(parts.placement.drafters), ranks.rank, ranks.size)
-        self.stepper = Stepper(config, parts, open_features(config, parts, run), self.total_steps, ranks.merge)
+        # the backward pass of a split drafter sums the gradients itself
+        merge = ranks.merge_counts if config.shard else ranks.merge
+        self.stepper = Stepper(config, parts, open_features(config, parts, run), self.total_steps, merge)
         self.watchdog = Watchdog(config.watchdog, run.stacks(ranks.rank), self.fail)
         self.engine = assemble(self.stepper, self.layout, self.watchdog.beat)
 
@@ -180,12 +184,17 @@ class Training:
         loss = float(result.metrics.loss)
         self.metrics.write("skip", progress.step, {"reason": "not finite", "loss": repr(loss)})
         if progress.nonfinite_in_a_row >= limit:
-            micro_batches = list(islice(self.order.stream(*position, self.layout), len(self.layout.own)))
-            cause = provenance(self.stepper, micro_batches)
+            cause = self.cause(position)
             raise Diverged(
                 f"step {progress.step}: loss {loss} or its gradient was not finite {limit} times in a row: {cause}; "
                 f"lower --optim.lr (now {self.config.optim.lr}) and go on with --resume"
             )
+
+    def cause(self, position: tuple[int, int]) -> str:
+        """Where the step that began at `position` got a number that is not finite."""
+        if self.config.shard:
+            return "where it came from is not looked for with --shard"
+        return provenance(self.stepper, list(islice(self.order.stream(*position, self.layout), len(self.layout.own))))
 
     def catch_up(self) -> None:
         """An evaluation that a stop cut short, and a stop that came while the parts were built."""
@@ -199,10 +208,11 @@ class Training:
         self.agree()
         improved = False
         if self.is_due(self.config.eval.every) and not self.stop:
+            drafter = beside_target(self.parts)
             with self.watchdog.asleep() if not self.ranks.first else nullcontext():
-                improved = self.ranks.first and self.evaluate()
+                improved = self.ranks.any(self.ranks.first and self.evaluate(drafter), self.parts.device)
                 self.agree()
-        if self.ranks.first and (improved or self.is_due(self.config.save_every) or self.stop):
+        if improved or self.is_due(self.config.save_every) or self.stop:
             self.save()
         self.stop_if_asked(self.stop)
 
@@ -216,13 +226,12 @@ class Training:
         step = self.progress.step
         return step == self.total_steps or (every > 0 and step % every == 0)
 
-    def evaluate(self) -> bool:
+    def evaluate(self, drafter: DFlashDrafter) -> bool:
         """Speculative decoding on some held-out prompts; true when tau is the best so far."""
         progress, options = self.progress, self.config.eval
         if progress.evaluated_step == progress.step:
             return False
         prompts = self.parts.prompts[: options.prompts]
-        drafter = beside_target(self.parts)
         try:
             measured = evaluate(
                 self.parts.target, drafter, prompts, options.max_new_tokens, self.guard, baseline=False
@@ -251,9 +260,12 @@ class Training:
         """A checkpoint of this step, unless it is there already."""
         progress = self.progress
         self.log.stage("save")
-        self.metrics.sync()
-        checkpoint.save(self.run.checkpoints, progress.step, pack(self.config, self.parts, progress))
-        checkpoint.prune(self.run.checkpoints, self.config.keep, progress.best_step)
+        if self.ranks.first:
+            self.metrics.sync()
+        content = pack(self.config, self.parts, progress)
+        if self.ranks.first:
+            checkpoint.save(self.run.checkpoints, progress.step, content)
+            checkpoint.prune(self.run.checkpoints, self.config.keep, progress.best_step)
         self.watchdog.beat("save")
 
     def stop_if_asked(self, request: StopRequest) -> None:

@@ -37,12 +37,14 @@ class Ranks:
 
     def merge(self, counted: Counted, parameters: Sequence[nn.Parameter], slots: int) -> Counted:
         """Sums gradients and counts over the ranks; slots: K - 1. A rank without any gradient adds zeros."""
-        if self.size == 1:
-            return counted
-        merged = self._sum_counts(counted, slots, parameters[0].device)
-        if merged.metrics is not None:
+        merged = self.merge_counts(counted, parameters, slots)
+        if self.size > 1 and merged.metrics is not None:
             self._sum_gradients(parameters)
         return merged
+
+    def merge_counts(self, counted: Counted, parameters: Sequence[nn.Parameter], slots: int) -> Counted:
+        """The same for gradients that are summed already, by the backward pass of a drafter split over the ranks."""
+        return counted if self.size == 1 else self._sum_counts(counted, slots, parameters[0].device)
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """True for all when it is true for one."""

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from dflash.config import TargetOptions
 from dflash.drafter.model import DFlashDrafter
 from dflash.parts import Parts, load_target
+from dflash.pipeline.sharding import full
 from dflash.target import Target
 
 
@@ -30,10 +32,21 @@ def drafters(parts: Parts, devices: Sequence[torch.device]) -> list[Parts]:
 
 
 def beside_target(parts: Parts) -> DFlashDrafter:
-    """The drafter where decoding needs it: itself, or a copy as it is now when the target is on another device."""
-    if parts.device == parts.target.device:
+    """The drafter where decoding needs it: itself, or a copy as it is now when the target is on another device.
+
+    A drafter that is split over the ranks is put together: for all ranks at once.
+    """
+    if parts.device == parts.target.device and not isinstance(parts.drafter, FSDPModule):
         return parts.drafter
     return copied(parts.drafter, parts.target.device)
+
+
+def unsplit(parts: Parts) -> Parts:
+    """The parts with the whole drafter, for what one rank does alone; for all ranks at once."""
+    if not isinstance(parts.drafter, FSDPModule):
+        return parts
+    drafter = beside_target(parts)
+    return replace(parts, drafter=drafter, parameters=dict(drafter.named_parameters()))
 
 
 def copied(drafter: DFlashDrafter, device: torch.device) -> DFlashDrafter:
@@ -41,7 +54,7 @@ def copied(drafter: DFlashDrafter, device: torch.device) -> DFlashDrafter:
     twin = DFlashDrafter(
         drafter.config, drafter.target_layer_ids, drafter.block_size, drafter.max_anchors, drafter.mask_token_id
     ).to(device)
-    twin.load_state_dict(drafter.state_dict())
+    twin.load_state_dict({name: full(tensor) for name, tensor in drafter.state_dict().items()})
     assert drafter.embed_tokens is not None
     # on the same device these are the same tensors: frozen, and often larger than the drafter
     head = None if drafter.lm_head is None else drafter.lm_head.to(device)

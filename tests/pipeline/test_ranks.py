@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
+
 from dflash import checkpoint
 from dflash.config import TrainConfig
+from dflash.errors import ConfigError
 from dflash.metrics_file import read
 from dflash.train import train
 from tests.training import curve, quiet_log, small_config, write_chats
@@ -82,6 +86,44 @@ def test_two_ranks_give_the_curve_of_one_process_though_one_has_nothing_to_train
     shutil.rmtree(checkpoint.newest(both.output / "checkpoints"))
     train(replace(both, resume=True), quiet_log())
     assert curve(both.output) == curve(alone.output)
+
+
+def test_a_drafter_split_over_two_ranks_trains_as_a_whole_one_and_its_checkpoint_is_whole(
+    tmp_path: Path, tiny_target_dir: Path
+) -> None:
+    write_chats(tmp_path / "chats.jsonl", 4)
+    with (tmp_path / "chats.jsonl").open("a") as stream:
+        stream.writelines(json.dumps({"prompt": f"Say {i}", "completion": "7"}) + "\n" for i in range(4))
+    alone = accumulating(tmp_path, tiny_target_dir)
+    alone = replace(alone, data=replace(alone.data, pack=False))
+    train(alone, quiet_log())
+    split = replace(alone, output=tmp_path / "split")
+    code, text = run(2, options(split, "--data.no-pack", "--shard"))
+    assert code == 0, text
+    losses = [[record["loss"] for record in read(c.output / "metrics.jsonl", "step")] for c in (alone, split)]
+    assert len(losses[0]) > 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    saved = [checkpoint.load(checkpoint.newest(c.output / "checkpoints")) for c in (alone, split)]
+    for name, weight in saved[0].weights.items():
+        torch.testing.assert_close(saved[1].weights[name], weight, rtol=1e-3, atol=1e-4)
+    assert saved[0].trainer.keys() == saved[1].trainer.keys()
+    # and on from step 6 in one process that splits nothing
+    shutil.rmtree(checkpoint.newest(split.output / "checkpoints"))
+    train(replace(split, resume=True), quiet_log())
+    again = [record["loss"] for record in read(split.output / "metrics.jsonl", "step")]
+    assert again == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [({}, "expected several processes"), ({"drafters": "cpu,cpu", "targets": "cpu"}, "expected several processes")],
+)
+def test_splitting_alone_is_refused(
+    tmp_path: Path, tiny_target_dir: Path, changes: dict[str, str], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--shard: {remedy}"):
+        train(accumulating(tmp_path, tiny_target_dir, shard=True, **changes), quiet_log())
+    assert not (tmp_path / "run").exists()
 
 
 def children(pid: int) -> list[int]:
