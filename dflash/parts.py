@@ -1,6 +1,6 @@
 """The parts of a run, built from its configuration: target, data, drafter, attention, optimizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,7 +137,7 @@ def load_target(options: TargetOptions, device: torch.device) -> Target:
 def build_drafter(config: TrainConfig, target: Target) -> DFlashDrafter:
     """A drafter of the configured shape, its weights drawn from the seed, bound to the target's embedding and head."""
     options = config.drafter
-    chosen = options.layer_ids
+    chosen: Sequence[int] | None = options.layer_ids
     if chosen is None:
         chosen = choose_layer_ids(target.n_layers, options.features or options.layers)
     mask_token_id = resolve_mask_token(target.tokenizer, target.config, options.mask_token_id)
