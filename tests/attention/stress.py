@@ -69,7 +69,7 @@ class Stress:
             act(draw)
         except Exception as error:  # noqa: BLE001 - whatever a race makes of an innocent act
             with self.lock:
-                self.failures.append(f"{act.__name__}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                self.failures.append(f"{act.__name__}: {' '.join(repr(error).split())[:120]}")
         with self.lock:
             self.counts[act.__name__] += 1
 
