@@ -217,7 +217,13 @@ def render(result: CompiledCallsResult) -> None:
                   soft_wrap=True)  # fmt: skip
     for leak in result.leaks:
         out.print(f"leak: {leak.what}: {leak.count} x in {leak.thread} at {leak.where}", soft_wrap=True)
-    out.print("finding: not everything ran compiled" if result.finding else "clean: all ran compiled")
+    out.print(_conclusion(result))
+
+
+def _conclusion(result: CompiledCallsResult) -> str:
+    if result.finding:
+        return "finding: not everything ran compiled"
+    return "clean: all ran compiled" if result.functions else "clean: no function compiled in the watch was called"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -141,6 +141,17 @@ def _compile(visit: Visit) -> None:
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
 
 
+def _collect_metadata(visit: Visit) -> None:
+    """AOTAutograd runs the function twice: to collect metadata, then to trace it; the visit is in the first run."""
+    visits = iter([visit])
+
+    def collected(x: torch.Tensor) -> torch.Tensor:
+        next(visits, lambda: None)()
+        return x + 1
+
+    ti.resolve("aot.function")(collected, fw_compiler=lambda graph, inputs: graph)(torch.ones(2))
+
+
 class _Visited(torch.nn.Module):
     def __init__(self, visit: Visit) -> None:
         super().__init__()
@@ -220,6 +231,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("is_compiling(), during a dynamo compile", _compile, ti.compiling_flag, _compiling),
     Experiment("compile_lock, during a dynamo compile", _compile, lambda: ti.compile_lock_state().owner, _process),
     Experiment("FX code builder, during a dynamo compile", _compile, ti.forward_from_src_is_original, _process),
+    Experiment(
+        "torch.cuda.set_rng_state, during AOT metadata collection",
+        _collect_metadata,
+        ti.cuda_set_rng_state_is_original,
+        _process,
+    ),
     Experiment("is_exporting(), during an export", _export, ti.exporting_flag, _process),
     Experiment("stance", _set_stance, ti.stance, _process),
     Experiment("dynamo setting", _set_dynamo_setting, lambda: ti.dynamo_config().recompile_limit, _settings),

@@ -118,6 +118,7 @@ NAMES: dict[str, PrivateName] = {
     "inductor.config": PrivateName("torch._inductor", "config"),
     "functorch.config": PrivateName("torch._functorch", "config"),
     "config.install": PrivateName("torch.utils._config_module", "ConfigModule"),
+    "aot.function": PrivateName("torch._functorch.aot_autograd", "aot_function"),
     "aot.track_backward": PrivateName("torch._functorch._aot_autograd.runtime_wrappers", "track_graph_compiling"),
     "dynamo.skip_code": PrivateName(_EVAL_FRAME, "skip_code"),
     "dynamo.set_eval_frame": PrivateName(_EVAL_FRAME, "_maybe_set_eval_frame"),

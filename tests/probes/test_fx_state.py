@@ -65,6 +65,14 @@ def test_what_two_overlapping_traces_leave_behind_is_found():
         assert report["verdict"] == Verdict.LEFT_ON.value
 
 
+def test_what_a_trace_and_a_higher_order_operator_leave_behind_is_found():
+    code, _, report = _watched("stuck-b")
+    left = {each["name"] for each in report["leftover"]}
+    assert ("fx_flag" in left) == SHARED_FLAG
+    assert code == (1 if SHARED_FLAG else 0)
+    assert {writing["by"] for writing in report["writings"]} >= {"eager higher-order operator"}
+
+
 def test_the_watched_programs_outcome_is_the_same_as_alone(child):
     alone = child(PROGRAM, "race")
     _, printed, report = _watched("race")

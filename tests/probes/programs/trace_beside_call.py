@@ -1,11 +1,15 @@
-"""A warm compiled call: `race` while another thread traces, `clean` after a trace, `same` inside its own trace, `stuck`
-after two traces that ended in the order of their beginning."""
+"""A warm compiled call: `race` while another thread traces, `clean` after a trace, `same` inside its own trace.
+
+`stuck`: after two traces that ended in the order of their beginning; `stuck-b`: after a trace and an eager higher-order
+operator that did.
+"""
 
 import sys
 import threading
 
 import attention_module
 import torch
+import torch._higher_order_ops.utils as higher_order
 from torch.fx.experimental.proxy_tensor import make_fx
 
 inside, leave = threading.Event(), threading.Event()
@@ -49,6 +53,25 @@ def overlap_traces():
     second_thread.join()
 
 
+def overlap_with_higher_order():
+    """The environment of an uncompiled higher-order operator begins inside another thread's trace and ends after it."""
+    entered, ended = threading.Event(), threading.Event()
+
+    def operate():
+        with higher_order._set_compilation_env():
+            entered.set()
+            ended.wait(20)
+
+    first_thread = in_thread("first", lambda: torch.fx.symbolic_trace(traced))
+    inside.wait(20)
+    operator = in_thread("operator", operate)
+    entered.wait(20)
+    leave.set()
+    first_thread.join()
+    ended.set()
+    operator.join()
+
+
 attention_module.attention(x)
 mode = sys.argv[1]
 if mode == "race":
@@ -63,6 +86,9 @@ elif mode == "clean":
     in_thread("caller", call).join()
 elif mode == "same":
     make_fx(lambda y: call() or y + 1)(x)
+elif mode == "stuck-b":
+    overlap_with_higher_order()
+    in_thread("caller", call).join()
 elif mode == "stuck":
     overlap_traces()
     in_thread("caller", call).join()
