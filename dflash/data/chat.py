@@ -21,6 +21,13 @@ ROLES = {
 }  # fmt: skip
 SHAPES = "messages, conversations, prompt + completion, or instruction + input + output"
 COLUMNS = ("messages", "conversations", "prompt", "completion", "instruction", "input", "output", "system", "tools")
+# names other people give to an answer; beside a question without one they are taken for a mistake, not for bookkeeping
+ANSWERS = (
+    "response", "responses", "answer", "answers", "output", "outputs", "completion", "completions", "target", "targets",
+    "reply", "replies", "chosen", "result", "generation", "solution", "assistant", "gpt",
+)  # fmt: skip
+# where each shape keeps its answer
+ANSWER_OF = {"prompt": "completion", "instruction": "output"}
 # what a turn may carry besides role and content; anything else is the data set's own bookkeeping
 EXTRAS = ("reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id", "name")
 
@@ -45,7 +52,7 @@ def read_conversations(path: Path | str, limit: int | None = None) -> Iterator[C
     Raises DataError naming file and row for the first one that is not a conversation.
     """
     # islice does not look at the row after the last one
-    for source, row in islice(read_rows(path, COLUMNS), limit):
+    for source, row in islice(read_rows(path, (*COLUMNS, *ANSWERS)), limit):
         yield _conversation(row, source)
 
 
@@ -74,9 +81,26 @@ def _conversation(row: Row, source: str) -> Conversation:
     messages = _messages(row, source)
     if not messages:
         raise DataError("at least one message", "an empty conversation", "delete the row", where=source)
+    if all(m["role"] != "assistant" for m in messages):
+        _check_no_lost_answer(row, source)
     if row.get("system") and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": _text(row["system"], source)}, *messages]
     return Conversation(messages, source, _tools(row.get("tools"), source))
+
+
+def _check_no_lost_answer(row: Row, source: str) -> None:
+    """DataError when a conversation without an answer has one under a name that is not read."""
+    shape = next(key for key in ("messages", "conversations", "prompt", "instruction") if key in row)
+    accepted = ANSWER_OF.get(shape)
+    for key, value in row.items():
+        close = accepted is not None and difflib.get_close_matches(key.lower(), [accepted], cutoff=0.75)
+        if key == accepted or not (value and isinstance(value, str | list)) or not (key.lower() in ANSWERS or close):
+            continue
+        if accepted is None:
+            expected, remedy = f"the answer as an assistant's turn in {shape}", f"move {key} into {shape}"
+        else:
+            expected, remedy = f"the answer to {shape} in {accepted}", f"rename {key} to {accepted}"
+        raise DataError(expected, f"it in {key}, which is not read", remedy, where=source)
 
 
 def _messages(row: Row, source: str) -> list[Message]:

@@ -117,6 +117,46 @@ def test_a_row_without_an_answer_is_a_conversation_still(write_rows: WriteRows) 
     assert conversation.first_answer is None
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "response": "a"}, "answer to prompt in completion, got it in response, .* rename response to"),
+        ({"prompt": "q", "output": "a"}, "rename output to completion"),
+        ({"prompt": "q", "complation": "a"}, "rename complation to completion"),
+        ({"prompt": "q", "Answer": chat("", "a")[1:]}, "rename Answer to completion"),
+        ({"instruction": "q", "input": "", "response": "a"}, "rename response to output"),
+        ({"messages": chat("q"), "reply": "a"}, "move reply into messages"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_answer_under_a_name_that_is_not_read_is_an_error(
+    write_rows: WriteRows, tmp_path: Path, row: dict[str, Any], message: str, kind: str
+) -> None:
+    path = write_rows(row)
+    if kind == "parquet" and "complation" not in row and "Answer" not in row:  # of a table, only known columns are read
+        path = tmp_path / "chats.parquet"
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_conversations(path))
+    assert str(caught.value).startswith(f"{path}:1: expected ")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "completion": "a", "answer": "reference"},
+        {"messages": chat("q", "a"), "response": "another"},
+    ],
+)
+def test_bookkeeping_beside_an_answer_is_not_an_error(write_rows: WriteRows, row: dict[str, Any]) -> None:
+    assert only(write_rows(row)) == chat("q", "a")
+
+
+@pytest.mark.parametrize("value", [None, "", 3])
+def test_a_question_whose_other_columns_hold_no_text_is_a_prompt_still(write_rows: WriteRows, value: object) -> None:
+    assert only(write_rows({"prompt": "q", "target": value, "topic": "x"})) == chat("q")
+
+
 def test_a_limit_stops_before_a_bad_row_is_reached(write_rows: WriteRows) -> None:
     path = write_rows({"prompt": "q"}, {"prompt": "r"}, {"text": "bad"})
     assert len(list(read_conversations(path, limit=2))) == 2
