@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dflash.assets import embedded_path
 from dflash.bench import BENCHES
 from dflash.cli import VERBS, main
 
@@ -32,7 +34,7 @@ def commands() -> Iterator[tuple[str, str]]:
         if not (ROOT / name).exists():
             continue
         text = (ROOT / name).read_text(encoding="utf-8")
-        fenced = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.S | re.M)
+        fenced = re.findall(r"^```(?!python)[a-z]*\n(.*?)^```", text, re.S | re.M)
         lines = [line for block in fenced for line in block.splitlines()]
         inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
         for line in [*lines, *(code for code in inline if code.split()[0] in STARTS and " " in code)]:
@@ -123,6 +125,9 @@ def _pip(words: list[str]) -> None:
 
 
 def _source(words: list[str]) -> None:
+    if words == [".venv/bin/activate"]:
+        assert "VENV := .venv" in (ROOT / "Makefile").read_text()
+        return
     inner = re.search(r"<\((.*)\)", " ".join(words))
     assert inner
     check(inner.group(1))
@@ -175,8 +180,28 @@ def test_both_documents_are_read_and_links_lead_somewhere() -> None:
     assert (ROOT / "CONTRIBUTING.md").exists()
     for name in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
-            # REPORT.md is checked where it is made
-            assert "://" in link or link == "REPORT.md" or (ROOT / link).exists(), f"{name}: {link}"
+            assert "://" in link or (ROOT / link).exists(), f"{name}: {link}"
+
+
+def test_the_python_of_the_readme_runs_on_the_embedded_target() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    assert len(blocks) == 1
+    program = blocks[0].replace("path/to/model", str(embedded_path("target"))).replace("248070", "3")
+    program = program.replace("[1, 16, 31, 46, 61]", "[1, 2, 3, 4, 5]")
+    tokens, width, generator = 96, 192, torch.Generator().manual_seed(0)
+    names: dict[str, Any] = {
+        "embedding": torch.randn(2048, width, generator=generator),
+        "head": None,
+        "all_hidden_states": torch.randn(1, tokens, 5, width, generator=generator),
+        "verifier_last_hidden": torch.randn(1, tokens, width, generator=generator),
+        "input_ids": torch.randint(4, 2048, (1, tokens), generator=generator),
+        "loss_mask": torch.ones(1, tokens, dtype=torch.bool),
+        "lengths": torch.tensor([tokens]),
+        "position_ids": torch.arange(1, tokens + 1)[None],
+    }
+    exec(compile(program, "README.md", "exec"), names)
+    assert names["loss"].isfinite()
+    assert names["metrics"]["tau"] >= 1
 
 
 def test_every_place_that_contributing_names_exists() -> None:
