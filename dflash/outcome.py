@@ -24,7 +24,7 @@ def header(config: TrainConfig, parts: Parts) -> dict[str, str]:
     target, drafter, store = parts.target, parts.drafter, parts.store
     size = sum(parameter.numel() for parameter in parts.parameters.values())
     per_epoch = batches_per_epoch(store, config.data, config.seed, 0)
-    counts = ", ".join(f"{name} {count}" for name, count in store.meta.counts.items() if count)
+    counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in store.meta.counts.items() if count)
     return {
         "target": f"{config.target.path}: {target.n_layers} layers of {target.hidden_size}, vocabulary "
         f"{target.vocab_size}, {config.target.dtype}, {millions(sum(p.numel() for p in target.model.parameters()))}",

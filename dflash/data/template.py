@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dflash.data.chat import Conversation, Message
 from dflash.data.documents import Document, StoreMeta
 from dflash.data.prefix_mask import mask_by_prefix
+from dflash.data.rendered import Blanks, unrendered
 from dflash.errors import DataError, TargetError
 
 MaskFrom = Literal["template", "prefix"]
@@ -41,6 +42,12 @@ class EncodeCounts:
     duplicates: int = 0
     # kept, though the tokens do not start with the prompt as inference would tokenise it
     other_prompt: int = 0
+    # conversations of which the template shows nothing of the tools offered, the calls made, or the thoughts
+    tools_not_rendered: int = 0
+    tool_calls_not_rendered: int = 0
+    thoughts_not_rendered: int = 0
+    # assistant turns not trained on because nothing but their end is rendered
+    empty_turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Encoder:
         if mask_from == "template" and not _marks_answers(self.template):
             raise _no_generation_blocks(str(getattr(tokenizer, "name_or_path", "") or "chat template"))
         self._seen: set[bytes] = set()
+        self._blanks = Blanks(tokenizer)
 
     def meta(self) -> StoreMeta:
         """What a store of these documents says about where they came from."""
@@ -116,7 +124,8 @@ class Encoder:
 
     def encode_untouched(self, conversation: Conversation) -> Encoded:
         """Tokens and mask of a whole conversation, neither cut nor counted: what a preview shows."""
-        return self._render([conversation])[0]
+        ids, mask = self._render([conversation])[0]
+        return ids, self._blanks.clear(ids, mask)[0]
 
     def speaks(self, conversation: Conversation) -> bool:
         """Whether the assistant has a turn. Raises DataError when it must have one; counts those left out."""
@@ -139,10 +148,20 @@ class Encoder:
             groups.setdefault(json.dumps(conversation.tools), []).append(i)
         for group in groups.values():
             together = [conversations[i] for i in group]
-            encoded = self._render(together)
-            self._compare_prompts(together, encoded)
+            rendered = self._render(together)
+            self._compare_prompts(together, rendered)
+            encoded = [self._trainable(c, *e) for c, e in zip(together, rendered, strict=True)]
             results.update(zip(group, encoded, strict=True))
         return [results[i] for i in range(len(conversations))]
+
+    def _trainable(self, conversation: Conversation, ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Encoded:
+        """The mask without turns of which only the end is rendered; counts them, and what the template leaves out."""
+        for name in unrendered(self.tokenizer, conversation):
+            field = f"{name}_not_rendered"
+            setattr(self.counts, field, getattr(self.counts, field) + 1)
+        mask, empty = self._blanks.clear(ids, mask)
+        self.counts.empty_turns += empty
+        return ids, mask
 
     def _render(self, conversations: list[Conversation]) -> list[Encoded]:
         try:

@@ -189,7 +189,27 @@ def test_what_is_left_unsupervised_by_the_cut_is_left_out(tokenizer: PreTrainedT
 def test_an_empty_answer_is_left_out_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = Encoder(tokenizer, 512)
     assert encoder.encode(chat("q", "")) is None
-    assert encoder.counts == EncodeCounts(unsupervised=1)
+    assert encoder.counts == EncodeCounts(unsupervised=1, empty_turns=1)
+
+
+@pytest.mark.parametrize(("template", "lost"), [(CHAT_TEMPLATE, 1), (THINKING_TEMPLATE, 0)])
+def test_what_the_template_does_not_render_is_counted_and_a_turn_of_nothing_else_is_not_trained_on(
+    tokenizer: PreTrainedTokenizerFast, template: str, lost: int
+) -> None:
+    tokenizer.chat_template = template
+    call = {"role": "assistant", "content": " \n", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    answer = {"role": "assistant", "content": "four", "reasoning_content": "hm"}
+    messages = [*chat("2+2?"), call, {"role": "tool", "content": "4"}, answer]
+    encoder = Encoder(tokenizer, 512)
+    document = encoder.encode(messages, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert document is not None
+    assert encoder.counts == EncodeCounts(
+        kept=1, tools_not_rendered=lost, tool_calls_not_rendered=lost, thoughts_not_rendered=lost, empty_turns=lost
+    )
+    assert len(spoken(tokenizer, document)) == 2 - lost
+    shown, mask = encoder.encode_untouched(Conversation(messages))
+    assert np.diff(mask.astype(int)).clip(0).sum() == 2 - lost
+    assert len(shown)
 
 
 def test_a_conversation_without_an_answer_is_an_error_or_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
