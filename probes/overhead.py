@@ -1,13 +1,12 @@
-"""What the recording probes cost a warm compiled call of about 1 ms, measured in pairs on this machine.
+"""What the recording probes cost a warm compiled call of about 1 ms, measured in turns on this machine.
 
-A callable compiled before the probe (not watched) and one compiled inside it (watched) do the same work in turns;
-the cost is the median of the pairwise differences, so that a slow moment of the machine hits both alike. Times are
-CPU time of the calling thread: other processes would otherwise be measured too (run with OMP_NUM_THREADS=1).
+A callable compiled before the probe (not watched) and one compiled inside it (watched) do the same work in turns, so
+that a slow moment of the machine hits both alike; the cost is the difference of their lower deciles, the calls that
+other processes disturbed least. Times are CPU time of the calling thread (run with OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -86,15 +85,18 @@ def _with_own_code(work: FunctionType) -> FunctionType:
 def _paired(
     plain: Callable[[torch.Tensor], object], watched: Callable[[torch.Tensor], object], x: torch.Tensor, pairs: int
 ) -> tuple[float, float]:
-    """Median time of the plain call and median pairwise difference, in microseconds; the order alternates."""
-    plain_us, differences = [], []
+    """Lower decile of the plain call's times and how much higher the watched call's is, in microseconds."""
+    plain_us, watched_us = [], []
     for index in range(pairs):
-        first, second = (plain, watched) if index % 2 else (watched, plain)
-        one, two = _time_us(first, x), _time_us(second, x)
-        base, other = (one, two) if index % 2 else (two, one)
-        plain_us.append(base)
-        differences.append(other - base)
-    return statistics.median(plain_us), statistics.median(differences)
+        turns = [(plain, plain_us), (watched, watched_us)]
+        for call, times in turns if index % 2 else reversed(turns):
+            times.append(_time_us(call, x))
+    base_us = _lower_decile(plain_us)
+    return base_us, _lower_decile(watched_us) - base_us
+
+
+def _lower_decile(times_us: Sequence[float]) -> float:
+    return sorted(times_us)[len(times_us) // 10]
 
 
 def _time_us(call: Callable[[torch.Tensor], object], x: torch.Tensor) -> float:
@@ -138,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     columns = ("probe", "call, not installed", "installed", "share", "after it left", "hooks left")
     rows = table(title, *columns)
     for cost in result.probes:
-        rows.add_row(cost.probe, f"{cost.call_us:.0f} us", f"+{cost.installed_us:.1f} us", f"{cost.share:.2%}",
+        rows.add_row(cost.probe, f"{cost.call_us:.0f} us", f"{cost.installed_us:+.1f} us", f"{cost.share:.2%}",
                       f"{cost.after_us:+.2f} us", str(cost.hooks_left))  # fmt: skip
     out = console()
     out.print(rows)
