@@ -94,12 +94,15 @@ def read_state(directory: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
         seal = body.pop("seal")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _broken(directory, f"{STATE} that cannot be read ({type(error).__name__})") from error
     if body.get("format") != FORMAT:
         raise _broken(directory, f"format {body.get('format')}")
     if seal != _digest(body):
         raise _broken(directory, f"{STATE} with other contents than when it was written")
+    files, state = body.get("sha256"), body.get("state")
+    if not isinstance(files, dict) or set(files) != {WEIGHTS, TRAINER} or not isinstance(state, dict):
+        raise _broken(directory, f"{STATE} without what a run needs")
     return body
 
 
@@ -107,7 +110,8 @@ def newest(root: Path) -> Path:
     """The newest checkpoint directory under `root`; CheckpointError when there is none."""
     steps = saved_steps(root)
     if not steps:
-        raise CheckpointError("a checkpoint", "none", "start the run without --resume", where=str(root))
+        remedy = "the run never saved: start it anew with --overwrite"
+        raise CheckpointError("a checkpoint", "none", remedy, where=str(root))
     return step_directory(root, steps[-1])
 
 
@@ -138,7 +142,8 @@ def _writing(root: Path, partial: Path) -> Iterator[None]:
         if isinstance(error, SafetensorError) and number is None:
             raise
         got = "no space left" if number in NO_SPACE else os.strerror(number or errno.EIO)
-        remedy = "make room, then go on with --resume; earlier checkpoints are intact"
+        intact = "make room, then go on with --resume; earlier checkpoints are intact"
+        remedy = intact if saved_steps(root) else "make room, then start anew with --overwrite: nothing was saved yet"
         raise OutputError("room for a checkpoint", got, remedy, where=str(root)) from error
 
 

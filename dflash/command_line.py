@@ -222,8 +222,11 @@ def read_saved(path: Path) -> TrainConfig:
     """The configuration a run has written into its directory."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("a run's config.json", repr(error), "restore it or start anew", where=str(path)) from None
+    if not isinstance(tree, dict):
+        got = type(tree).__name__
+        raise ConfigError("a run's config.json", f"{got} as config", "restore it or start anew", where=str(path))
     return _from_tree(tree, TrainConfig(), str(path))
 
 
@@ -235,7 +238,8 @@ def _from_tree(tree: dict[str, Any], start: TrainConfig, where: str) -> TrainCon
         _check_plain(name, value, where)
         if name not in known:
             shown = name.replace("-", "_")
-            hint = nearest(name, known).replace("-", "_")
+            hint = nearest(name, known)
+            hint = hint.replace("-", "_") if hint.startswith("did") else "see dflash train --help for the names"
             raise ConfigError("a configuration key", shown, hint, where=where)
         arguments += _as_arguments(name, value)
     try:

@@ -1,15 +1,17 @@
 """What a run shows: a live view on a terminal, plain lines elsewhere, tables at the start and the end."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dflash.live_view import Standing, duration, step_text, view
 
@@ -73,11 +75,23 @@ class RunLog:
             table.add_column(overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self.console.print(table)
+        self._print(table)
 
     def line(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, markup=False)
+        self._print(Text(text))
+
+    def _print(self, what: RenderableType) -> None:
+        """A reader that goes away (`| head`, a closed terminal) does not end a training."""
+        try:
+            self.console.print(what)
+        except OSError as error:
+            self.console.quiet = True
+            if self.console.file is sys.stdout:
+                # what is left in its buffer would fail again when the interpreter ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with suppress(OSError):
+                print(f"dflash: nobody reads the output ({error.strerror}); the run goes on", file=sys.stderr)
 
     @contextmanager
     def live(self, total_steps: int, done: int) -> Iterator[None]:
@@ -128,6 +142,14 @@ class RunLog:
         return due
 
 
+class PlainErrors(Console):
+    """A console whose broken pipe is an exception like any other; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the BrokenPipeError."""
+        raise
+
+
 def stdout_console() -> Console:
     """Standard output: as wide as the terminal, or wide enough not to fold in a file."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    return PlainErrors(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)

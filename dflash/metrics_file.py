@@ -52,13 +52,15 @@ def cut_after(path: Path, step: int) -> None:
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a metrics file, of one kind or all; a line that was not finished is left out."""
+    """The records of a metrics file, of one kind or all; a line that is not a whole record is left out."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # only a kill in the middle of a write leaves one, and its step comes again
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "kind" not in record:
+            continue  # nobody but a person writes these
         if kind is None or record["kind"] == kind:
             records.append(record)
     return records

@@ -15,6 +15,8 @@ from dflash.optim import optimizer_tensors, restore_optimizer
 from dflash.parts import Parts
 from dflash.pipeline.sharding import full, like
 
+ANOTHER = "delete this checkpoint to go on from an earlier one"
+
 
 @dataclass
 class Progress:
@@ -57,13 +59,42 @@ def pack(config: TrainConfig, parts: Parts, progress: Progress) -> Checkpoint:
 
 def unpack(checkpoint: Checkpoint, parts: Parts, where: str) -> Progress:
     """Puts a checkpoint into the parts. CheckpointError when it is of another target or another drafter."""
-    if checkpoint.state["target"] != parts.target.fingerprint:
+    if checkpoint.state.get("target") != parts.target.fingerprint:
         raise CheckpointError("the target the run began with", "another one", "see --target.path", where=where)
-    load_weights(parts, checkpoint.weights, where)
+    progress = _progress(checkpoint.state.get("progress"), where)
     optimizer = {k.removeprefix("optim/"): v for k, v in checkpoint.trainer.items() if k.startswith("optim/")}
+    _check_trainer(checkpoint.trainer, optimizer, parts, where)
+    load_weights(parts, checkpoint.weights, where)
     restore_optimizer(parts.optimizer, parts.parameters, optimizer)
     _restore_rng(checkpoint.trainer)
-    return Progress(**checkpoint.state["progress"])
+    return progress
+
+
+def _progress(found: object, where: str) -> Progress:
+    """Counters as they were saved; a hand that edited them is told which one is wrong."""
+    known = Progress()
+    if not isinstance(found, dict) or found.keys() != asdict(known).keys():
+        raise CheckpointError("the counters of a run", "others", ANOTHER, where=where)
+    for name, value in found.items():
+        kinds = (int, float) if name == "best_tau" else (int,)
+        optional = value is None and getattr(known, name) is None
+        if not optional and (not isinstance(value, kinds) or isinstance(value, bool) or value < 0):
+            raise CheckpointError(f"{name} as a number", repr(value), ANOTHER, where=where)
+    return Progress(**found)
+
+
+def _check_trainer(trainer: dict[str, Tensor], optimizer: dict[str, Tensor], parts: Parts, where: str) -> None:
+    """Moments of the drafter's shapes in float32, and a random state torch can take."""
+    rng, fits = trainer.get("rng/cpu"), torch.get_rng_state()
+    if rng is None or rng.dtype != fits.dtype or rng.shape != fits.shape:
+        raise CheckpointError("a state of the random numbers", "none that fits", ANOTHER, where=where)
+    for key, tensor in optimizer.items():
+        name, _, kind = key.rpartition("/")
+        parameter = parts.parameters.get(name)
+        shape = () if kind == "step" or parameter is None else tuple(parameter.shape)
+        if parameter is None or tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+            got = f"{tensor.dtype} of {list(tensor.shape)}"
+            raise CheckpointError(f"{key} of the drafter in float32", got, ANOTHER, where=where)
 
 
 def load_weights(parts: Parts, weights: dict[str, Tensor], where: str) -> None:
@@ -75,6 +106,10 @@ def load_weights(parts: Parts, weights: dict[str, Tensor], where: str) -> None:
         expected = f"{odd} of shape {shapes.get(odd, 'none')}"
         remedy = "use the options the run began with"
         raise CheckpointError(expected, str(got.get(odd, "none")), remedy, where=where)
+    for name, tensor in weights.items():
+        if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
+            got = "NaN or infinity" if tensor.dtype == torch.float32 else str(tensor.dtype)
+            raise CheckpointError(f"finite float32 numbers in {name}", got, ANOTHER, where=where)
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
             parameter.copy_(like(weights[name], parameter))

@@ -1,8 +1,12 @@
 """A run's directory: who may write into it, what lies where, what may be deleted."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +23,8 @@ OWN = frozenset(
     {"config.json", "metrics.jsonl", "checkpoints", "export", "features", "store", "evaluation.json"}
     | {"tensorboard", "wandb"}
 )
+# file systems over a network that lock no directories
+NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP}
 OWN_TEMPORARY = (".partial-", "report", "stacks")
 
 
@@ -85,8 +91,24 @@ def check(config: TrainConfig) -> RunDirectory:
     return run
 
 
+@contextmanager
+def alone(run: RunDirectory) -> Iterator[None]:
+    """Holds the directory for one process at a time, by a lock that ends with it; makes it when it is not there.
+
+    OutputError: another process holds it. Per process; nothing is written for a directory that is there.
+    """
+    _make(run.path)
+    descriptor = os.open(run.path, os.O_RDONLY)
+    try:
+        _lock(descriptor, run.path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def create(run: RunDirectory, config: TrainConfig) -> None:
     """Makes the directory, empties it for --overwrite, and writes the configuration. OutputError when it cannot."""
+    check(config)  # again: another run may have begun here while this one was being built
     try:
         if config.overwrite and run.path.is_dir():
             _check_only_a_run(run.path)
@@ -120,9 +142,28 @@ def is_run(path: Path) -> bool:
     """True for a directory that a run has written its configuration into."""
     try:
         marker: object = json.loads((path / "config.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
     return marker == MARKER
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        got, remedy = error.strerror or str(error), "choose another --output"
+        raise OutputError("a writable directory", got, remedy, where=str(path)) from error
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        got, remedy = "another process that writes there", "wait for it, or choose another --output"
+        raise OutputError("a directory of its own", got, remedy, where=str(path)) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 def _check_writable(path: Path) -> None:
@@ -139,16 +180,20 @@ def _check_same_run(run: RunDirectory, config: TrainConfig) -> None:
         raise CheckpointError("a run to resume", got, "start it without --resume", where=str(run.path))
     before = read_saved(run.config)
     if not same_training(before, config):
-        got = _first_difference(before, config)
+        found = _differences(before, config)
+        got = ", ".join(f"{name} = {ours} (the run has {its})" for name, (ours, its) in found.items())
         remedy = "resume with the same options, or give none: the run knows its own"
+        if not found.keys().isdisjoint({"steps", "optim.epochs"}):
+            remedy += "; to train longer start a new run: the steps fix the learning rate of every step"
         raise CheckpointError("the run's own configuration", got, remedy, where=str(run.path))
     checkpoint.newest(run.checkpoints)
 
 
-def _first_difference(before: TrainConfig, now: TrainConfig) -> str:
+def _differences(before: TrainConfig, now: TrainConfig) -> dict[str, tuple[object, object]]:
+    """Options that may not differ and do: asked for, and the run's own."""
     old, new = _flat(asdict(before)), _flat(asdict(now))
     names = [name for name in new if old[name] != new[name] and name.split(".")[0] not in FREE]
-    return f"{names[0]} = {new[names[0]]} (the run has {old[names[0]]})"
+    return {name: (new[name], old[name]) for name in names}
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:

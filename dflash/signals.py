@@ -1,11 +1,11 @@
-"""Turns SIGINT and SIGTERM into a flag that the loop reads; a second one stops at once."""
+"""Turns SIGINT, SIGTERM and SIGHUP into a flag that the loop reads; a second one stops at once."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -33,7 +33,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         # whoever asks twice does not want to wait for the checkpoint
         signal.signal(number, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    # nohup has said that a closed terminal is no reason to stop
+    asked = [n for n in SIGNALS if not (n == signal.SIGHUP and signal.getsignal(n) == signal.SIG_IGN)]
+    before = {number: signal.signal(number, handle) for number in asked}
     try:
         yield request
     finally:

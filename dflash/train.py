@@ -2,7 +2,7 @@
 
 import os
 import signal
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -37,21 +37,27 @@ MAX_EMPTY_STEPS = 100
 
 def train(config: TrainConfig, log: RunLog | None = None) -> int:
     """Runs or resumes a training; returns 0. Every failure is a DflashError; Stopped carries 128 + the signal."""
-    with joined() as ranks, stop_on_signals() as signals, seeded(config.seed):
+    with joined() as ranks, stop_on_signals() as signals, seeded(config.seed), ExitStack() as held:
         log = log or RunLog(quiet=config.quiet or not ranks.first)
         config = settled(config, ranks.size)
         run = run_directory.check(config)
         check_loggers(config.loggers)
+        if ranks.first and run.path.is_dir():
+            held.enter_context(run_directory.alone(run))
         parts = build(config)
         log.header(header(config, parts))
         check_features(config, parts, run)
+        # read before anything is written: a run that cannot be resumed stays as it is
+        resumed = progress_of(run, parts) if config.resume else None
         ranks.wait()  # every rank has found its options good: the first may write
         if ranks.first:
+            if not run.path.is_dir():
+                held.enter_context(run_directory.alone(run))
             run_directory.create(run, config)
         ranks.wait()
         training = Training(config, parts, run, log, signals, ranks)
-        if config.resume:
-            training.restore()
+        if resumed is not None:
+            training.restore(resumed)
         try:
             training.loop()
         finally:
@@ -84,13 +90,12 @@ class Training:
         self.watchdog = Watchdog(config.watchdog, run.stacks(ranks.rank), self.fail)
         self.engine = assemble(self.stepper, self.layout, self.watchdog.beat)
 
-    def restore(self) -> None:
-        """Goes back to the newest checkpoint; what was logged after it is dropped."""
-        newest = checkpoint.newest(self.run.checkpoints)
-        self.progress = unpack(checkpoint.load(newest), self.parts, str(newest))
+    def restore(self, progress: Progress) -> None:
+        """Goes on from `progress`; what was logged after it is dropped."""
+        self.progress = progress
         if self.ranks.first:
-            cut_after(self.run.metrics, self.progress.step)
-        self.log.line(f"resumed at step {self.progress.step} from {newest}")
+            cut_after(self.run.metrics, progress.step)
+        self.log.line(f"resumed at step {progress.step} from {checkpoint.newest(self.run.checkpoints)}")
 
     def loop(self) -> None:
         """Trains to the last step; evaluates, saves and stops where it should."""
@@ -276,6 +281,12 @@ class Training:
                 f"go on with: dflash train --resume --output {self.run.path}"
             )
             raise Stopped(message, request.signal_number)
+
+
+def progress_of(run: RunDirectory, parts: Parts) -> Progress:
+    """The newest checkpoint, put into the parts. CheckpointError: none, damaged, or of something else."""
+    newest = checkpoint.newest(run.checkpoints)
+    return unpack(checkpoint.load(newest), parts, str(newest))
 
 
 def total_steps(config: TrainConfig, parts: Parts) -> int:

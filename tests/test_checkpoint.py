@@ -84,6 +84,23 @@ def test_a_state_edited_by_hand_is_refused(tmp_path: Path) -> None:
         checkpoint.load(path.parent)
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "3", "[" * 100000, '{"seal": 1}', ""])
+def test_a_state_of_another_shape_is_a_broken_checkpoint(text: str, tmp_path: Path) -> None:
+    directory = checkpoint.save(tmp_path, 1, example(1))
+    (directory / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match="delete step-00000001"):
+        checkpoint.load(directory)
+
+
+def test_a_sealed_state_without_the_files_it_needs_is_a_broken_checkpoint(tmp_path: Path) -> None:
+    directory = checkpoint.save(tmp_path, 1, example(1))
+    body = json.loads((directory / "state.json").read_text())
+    del body["seal"], body["sha256"]["trainer.safetensors"]
+    (directory / "state.json").write_text(checkpoint._sealed(body))
+    with pytest.raises(CheckpointError, match="without what a run needs"):
+        checkpoint.load(directory)
+
+
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a checkpoint, got none"):
         checkpoint.newest(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash.command_line import option_names, read_toml, training_config
+from dflash.command_line import option_names, read_saved, read_toml, training_config
 from dflash.config import FREE_ON_RESUME, PRESETS, OptimOptions, TrainConfig, same_training, validate
 from dflash.errors import ConfigError
 
@@ -142,3 +142,12 @@ def test_hostile_toml_is_an_error_of_that_file(text: str, fragment: str, tmp_pat
     with pytest.raises(ConfigError, match=re.escape(fragment)) as caught:
         read_toml(file, TrainConfig())
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"config": null}', '{"config": [3]}', "[" * 100000, '{"config": {"zz": 1}}']
+)
+def test_a_damaged_config_of_a_run_is_one_error(text: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "config.json", text)
+    with pytest.raises(ConfigError, match=r"config\.json: expected a"):
+        read_saved(file)

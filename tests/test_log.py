@@ -1,5 +1,6 @@
 """What a run shows and what it writes to metrics.jsonl."""
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from dflash import metrics_file
 from dflash.errors import OutputError
-from dflash.log import RunLog, StepLine, duration
+from dflash.log import PlainErrors, RunLog, StepLine, duration
 from dflash.metrics_file import MetricsFile
 
 
@@ -86,3 +87,18 @@ def test_a_full_disk_is_one_error() -> None:
         Path("/dev/full")
     ) as metrics:
         metrics.write("step", 1, {})
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(PlainErrors(file=Gone(), width=80))
+    log.line("one")
+    log.header({"a": "b"})
+    err = capsys.readouterr().err
+    assert err == "dflash: nobody reads the output (Broken pipe); the run goes on\n"

@@ -1,24 +1,30 @@
 """Stops, kills and resumes: the curve of a run that was interrupted is that of one that was not, bit for bit."""
 
+import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dflash import checkpoint
+from dflash import checkpoint, progress
 from dflash.errors import CheckpointError, OutputError, Stopped
 from dflash.metrics_file import read
 from dflash.parts import build
+from dflash.progress import Progress
 from dflash.step import Stepper
 from dflash.train import Training, train
-from tests.training import curve, quiet_log, same_weights, small_config
+from tests.training import curve, quiet_log, same_weights, small_config, unchanged
 
 
 def stop_at_step(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
@@ -45,6 +51,7 @@ def test_a_signal_saves_and_the_resumed_run_equals_the_uninterrupted_one_bit_for
         with pytest.raises(Stopped) as stopped:
             train(parted, quiet_log())
     assert stopped.value.exit_code == code
+    assert f"stopped by {number.name} at step 5 of 8" in str(stopped.value)
     assert f"dflash train --resume --output {parted.output}" in str(stopped.value)
     assert checkpoint.saved_steps(parted.output / "checkpoints")[-1] == 5
     train(replace(parted, resume=True), quiet_log())
@@ -128,7 +135,7 @@ def test_a_stop_during_an_evaluation_redoes_it_when_resumed(
         original(self, done, total)
 
     monkeypatch.setattr(Training, "guard", interrupted)
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped, match=r"SIGTERM after the last step \(8 of 8\): .* the final measurement is pending"):
         train(config, quiet_log())
     assert read(config.output / "metrics.jsonl", "eval") == []
     monkeypatch.undo()
@@ -188,3 +195,60 @@ def test_a_run_of_another_target_is_not_resumed(tmp_path: Path, tiny_target_dir:
     with pytest.raises(CheckpointError, match="the target the run began with"):
         train(replace(config, resume=True), quiet_log())
     assert parts.target.fingerprint == loaded.state["target"]
+
+
+def reseal(directory: Path, **files: dict[str, Tensor] | None) -> None:
+    """Writes `files` into a checkpoint and makes its checksums right again: damage that no checksum finds."""
+    body = json.loads((directory / "state.json").read_text())
+    del body["seal"]
+    for stem, tensors in files.items():
+        if tensors is not None:
+            save_file(tensors, directory / f"{stem}.safetensors")
+            body["sha256"][f"{stem}.safetensors"] = checkpoint._sha256(directory / f"{stem}.safetensors")
+    (directory / "state.json").write_text(checkpoint._sealed(body))
+
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+@pytest.mark.parametrize(
+    ("stem", "change", "fragment"),
+    [
+        ("drafter", lambda t: {k: v.to(torch.int64) for k, v in t.items()}, "got torch.int64"),
+        ("drafter", lambda t: {k: v.bfloat16() for k, v in t.items()}, "got torch.bfloat16"),
+        ("drafter", lambda t: {k: v * math.nan for k, v in t.items()}, "got NaN or infinity"),
+        ("drafter", lambda t: {}, "got none"),
+        ("trainer", lambda t: {}, "a state of the random numbers"),
+        ("trainer", lambda t: {k: v[:9] if k == "rng/cpu" else v for k, v in t.items()}, "random numbers"),
+        ("trainer", lambda t: {k: v.double() if "exp_avg" in k else v for k, v in t.items()}, "torch.float64"),
+    ],
+)
+def test_a_checkpoint_of_other_numbers_is_refused_and_the_run_left_as_it_is(
+    stem: str, change: Change, fragment: str, tmp_path: Path, tiny_target_dir: Path
+) -> None:
+    config = small_config(tmp_path, tiny_target_dir, steps=2, save_every=0)
+    train(config, quiet_log())
+    directory = checkpoint.newest(config.output / "checkpoints")
+    good = load_file(directory / f"{stem}.safetensors")
+    reseal(directory, **{stem: change(good)})
+    with unchanged(tmp_path), pytest.raises(CheckpointError, match=re.escape(fragment)):
+        train(replace(config, resume=True), quiet_log())
+    reseal(directory, **{stem: good})
+    train(replace(config, resume=True), quiet_log())  # the control: the same file put back
+
+
+def test_counters_edited_by_hand_are_refused(tmp_path: Path) -> None:
+    good = asdict(Progress(step=3, best_tau=1.5))
+    assert progress._progress(good, "x") == Progress(step=3, best_tau=1.5)
+    for wrong in ({"step": "3"}, {"step": -1}, {"step": None}, {"epoch": 1.5}, {"zz": 1}, {"best_step": True}):
+        with pytest.raises(CheckpointError, match="delete this checkpoint"):
+            progress._progress({**good, **wrong}, "x")
+    for nothing in (None, [], {}):
+        with pytest.raises(CheckpointError, match="the counters of a run"):
+            progress._progress(nothing, "x")
+
+
+def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'[1]\n{}\nnull\n\xff\x00\n{"kind": "step", "step": 1}\n{"kind": "step", "st')
+    assert read(file) == [{"kind": "step", "step": 1}]

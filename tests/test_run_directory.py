@@ -101,3 +101,20 @@ def test_resuming_names_the_first_option_that_differs(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"got optim\.clip = 9\.0 \(the run has 1\.0\)"):
         run_directory.check(other)
     assert run_directory.check(replace(config, resume=True)) == RunDirectory(tmp_path / "run")
+
+
+def test_a_directory_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    refused = pytest.raises(OutputError, match="another process that writes there")
+    with run_directory.alone(run), unchanged(tmp_path), refused, run_directory.alone(run):
+        raise AssertionError("entered")
+    with run_directory.alone(run):  # the control: free again
+        assert run.path.is_dir()
+
+
+def test_a_run_that_began_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    config = TrainConfig(output=tmp_path / "run")
+    run = run_directory.check(config)
+    run_directory.create(run, config)
+    with unchanged(tmp_path), pytest.raises(OutputError, match="an empty output directory"):
+        run_directory.create(run, config)
