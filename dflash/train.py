@@ -215,7 +215,7 @@ class Training:
         if self.is_due(self.config.eval.every) and not self.stop:
             drafter = beside_target(self.parts)
             with self.watchdog.asleep() if not self.ranks.first else nullcontext():
-                improved = self.ranks.any(self.ranks.first and self.evaluate(drafter), self.parts.device)
+                improved = self.ranks.any(self.ranks.first and self.evaluate(drafter))
                 self.agree()
         if improved or self.is_due(self.config.save_every) or self.stop:
             self.save()
@@ -223,7 +223,7 @@ class Training:
 
     def agree(self) -> None:
         """A stop that any rank has been asked for becomes a stop of all, at the same step."""
-        if self.ranks.any(bool(self.signals), self.parts.device):
+        if self.ranks.any(bool(self.signals)):
             self.stop.signal_number = self.signals.signal_number or signal.SIGTERM
 
     def is_due(self, every: int) -> bool:

@@ -46,18 +46,17 @@ class Ranks:
         """The same for gradients that are summed already, by the backward pass of a drafter split over the ranks."""
         return counted if self.size == 1 else self._sum_counts(counted, slots, parameters[0].device)
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """True for all when it is true for one."""
+    def any(self, flag: bool) -> bool:
+        """True for all when it is true for one. By way of the hosts: no GPU is waited for."""
         if self.size == 1:
             return flag
-        value = torch.tensor([float(flag)], device=device)
+        value = torch.tensor([float(flag)])
         dist.all_reduce(value, dist.ReduceOp.MAX)
         return bool(value.item())
 
     def wait(self) -> None:
         """Returns when every rank has come here."""
-        if self.size > 1:
-            dist.barrier()
+        self.any(False)
 
     def _sum_counts(self, counted: Counted, slots: int, device: torch.device) -> Counted:
         """One message of float64: integers up to 2**53 and the metrics' own sums stay exact."""
