@@ -108,8 +108,8 @@ def load_weights(parts: Parts, weights: dict[str, Tensor], where: str) -> None:
         raise CheckpointError(expected, str(got.get(odd, "none")), remedy, where=where)
     for name, tensor in weights.items():
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
-            got = "NaN or infinity" if tensor.dtype == torch.float32 else str(tensor.dtype)
-            raise CheckpointError(f"finite float32 numbers in {name}", got, ANOTHER, where=where)
+            has = "NaN or infinity" if tensor.dtype == torch.float32 else str(tensor.dtype)
+            raise CheckpointError(f"finite float32 numbers in {name}", has, ANOTHER, where=where)
     with torch.no_grad():
         for name, parameter in parts.parameters.items():
             parameter.copy_(like(weights[name], parameter))
