@@ -40,6 +40,7 @@ first steps
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code: 0, 2 for a user's mistake, 1 for a failed run, 128 + signal."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         return _dispatch(words)
     except DflashError as error:
@@ -50,12 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # each place that knows better says so itself; what is left (a name too long, a disk gone) is no traceback either
+        # places that know better say so themselves; the rest (a name too long, a disk gone) is no traceback either
         print(f"dflash: {_single_line(_of_system(error))}", file=sys.stderr)
         return OutputError.exit_code
     except KeyboardInterrupt:
         print("dflash: interrupted", file=sys.stderr)
         return 130
+
+
+def _open_closed_streams() -> None:
+    """A process started with `>&-` has no such stream at all, and Python gives none; per process, for good."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _dispatch(words: list[str]) -> int:

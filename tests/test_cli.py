@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash import run_directory
 from dflash.cli import VERBS, main
+from dflash.run_directory import RunDirectory
 from tests.conftest import TargetMaker, build_tokenizer
 from tests.training import small_config, unchanged, write_chats
 
@@ -244,6 +246,12 @@ def test_a_resumed_run_needs_no_options_and_refuses_others(
     with unchanged(tmp_path):
         assert main(["train", "--resume", "--output", str(run), "--optim.lr", "0.5"]) == 2
     assert "got optim.lr = 0.5 (the run has" in capsys.readouterr().err
+    longer = ["--steps", "20", "--seed", "3"]
+    with unchanged(tmp_path):
+        assert main(["train", "--resume", "--output", str(run), *longer]) == 2
+    err = capsys.readouterr().err
+    for fragment in ("steps = 20 (the run has 8), seed = 3 (the run has 0)", "to train longer start a new run"):
+        assert fragment in err
     assert main([*small_words(tmp_path, tiny_target_dir), "--overwrite", "--steps", "2"]) == 0
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
     # begun with --overwrite, which must not come back with the run's own options
@@ -270,6 +278,26 @@ def test_ctrl_c_in_a_real_process_saves_and_exits_130(tmp_path: Path, tiny_targe
     assert child.returncode == 130
     assert err.count("\n") == 1
     assert f"go on with: dflash train --resume --output {tmp_path / 'run'}" in err
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "</dev/null >/dev/full"])
+def test_a_process_without_streams_still_says_by_its_code_what_happened(closed: str, tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m dflash train --output {tmp_path / 'run'} --steps 0 {closed}"
+    child = subprocess.run(["sh", "-c", command], cwd=ROOT, timeout=120, capture_output=True, text=True)
+    assert child.returncode == 2
+    assert "Traceback" not in child.stderr
+
+
+def test_two_runs_at_once_into_one_output_are_refused(
+    tmp_path: Path, tiny_target_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = small_words(tmp_path, tiny_target_dir)
+    assert main(words) == 0
+    for more in (["--resume"], ["--overwrite"]):
+        with run_directory.alone(RunDirectory(tmp_path / "run")), unchanged(tmp_path):
+            assert main([*words, *more]) == 2
+        assert "another process that writes there" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0  # the control: nobody else is there
 
 
 def test_chats_of_the_tests_are_read_whole(tmp_path: Path) -> None:
