@@ -110,7 +110,7 @@ def create(run: RunDirectory, config: TrainConfig) -> None:
     """Makes the directory, empties it for --overwrite, and writes the configuration. OutputError when it cannot."""
     check(config)  # again: another run may have begun here while this one was being built
     try:
-        if config.overwrite and run.path.is_dir():
+        if config.overwrite and run.path.is_dir() and any(run.path.iterdir()):
             _check_only_a_run(run.path)
             _empty(run.path)
         run.path.mkdir(parents=True, exist_ok=True)

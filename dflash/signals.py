@@ -1,6 +1,7 @@
 """Turns SIGINT, SIGTERM and SIGHUP into a flag that the loop reads; a second one stops at once."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,8 +26,13 @@ class EvaluationAbandoned(Exception):
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Installs the handlers (per process, main thread only) and restores the earlier ones on exit."""
+    """Installs the handlers (per process) and restores the earlier ones on exit; in other threads than the main one,
+    where Python lets nobody install any, signals stay the caller's own.
+    """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         request.signal_number = number

@@ -118,3 +118,14 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     run_directory.create(run, config)
     with unchanged(tmp_path), pytest.raises(OutputError, match="an empty output directory"):
         run_directory.create(run, config)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_overwrite_takes_a_directory_that_is_new_or_empty(made: bool, tmp_path: Path) -> None:
+    config = TrainConfig(output=tmp_path / "run", overwrite=True)
+    if made:
+        config.output.mkdir()
+    run = run_directory.check(config)
+    with run_directory.alone(run):
+        run_directory.create(run, config)
+    assert run_directory.is_run(run.path)
