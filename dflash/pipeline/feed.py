@@ -56,9 +56,11 @@ class Feed(Generic[Item]):
             assert not self._is_taken(index), "put twice"
             assert index not in self._items, "put twice"
             try:
-                self._put_wait_s += self._wait(lambda: index < self._base + self.depth, self._no_consumer)
+                waited_s = self._wait(lambda: index < self._base + self.depth, self._no_consumer)
             except FeedClosed as closed:
                 raise closed from self._error
+            # not `+= self._wait(...)`: the sum would be read before the wait, in which other threads add to it
+            self._put_wait_s += waited_s
             self._items[index] = item
             self._peak = max(self._peak, len(self._items))
             self._changed.notify_all()
@@ -68,9 +70,10 @@ class Feed(Generic[Item]):
         with self._changed:
             assert not self._is_taken(index), "taken twice"
             try:
-                self._take_wait_s += self._wait(lambda: index in self._items, self._no_producer)
+                waited_s = self._wait(lambda: index in self._items, self._no_producer)
             except FeedClosed as closed:
                 raise closed from self._error
+            self._take_wait_s += waited_s
             self._taken.add(index)
             while self._base in self._taken:
                 self._taken.remove(self._base)

@@ -159,6 +159,17 @@ def test_the_side_that_waits_is_the_side_whose_time_grows() -> None:
     assert slow_producer.stats().take_wait_s > 3 * slow_producer.stats().put_wait_s
 
 
+def test_waits_of_several_threads_at_once_all_count() -> None:
+    feed = Feed[int](4, producers=1, consumers=4)
+    threads = started(*[lambda number=number: feed.take(number) for number in range(4)])  # type: ignore[misc]
+    time.sleep(0.3)
+    for number in range(4):
+        feed.put(number, number)
+    joined(threads)
+    # each of the four has waited for most of that time; of one alone it would be a quarter
+    assert feed.stats().take_wait_s > 0.6
+
+
 def test_a_number_is_put_once_and_taken_once() -> None:
     feed = Feed[int](3)
     feed.put(0, 0)
