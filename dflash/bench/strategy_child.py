@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -48,7 +47,8 @@ class Measured:
     late_recompiles: int | None = None
     # function and reason of each of them
     late_reasons: list[str] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
+    # failed steps by the name of their exception; a plain dict: asdict breaks a Counter's keys
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 class Run:
@@ -91,9 +91,10 @@ class Run:
         text = " ".join(str(error).split())[:200]
         with self._lock:
             self.found.failed_steps += 1
-            self.found.errors[type(error).__name__] += 1
+            name = type(error).__name__
+            self.found.errors[name] = self.found.errors.get(name, 0) + 1
             if not self.found.detail:
-                self.found.detail = f"{type(error).__name__}: {text}"
+                self.found.detail = f"{name}: {text}"
                 traceback.print_exception(error, file=sys.stderr)
 
     def _first_step(self) -> None:
