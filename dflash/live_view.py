@@ -79,7 +79,7 @@ def step_text(record: Mapping[str, Any], left_s: float | None) -> str:
     eta = "" if left_s is None else f"  eta {duration(left_s)}"
     return (
         f"loss {record['loss']:.3f}  acc {record['accuracy']:.3f}  tau {record['tau']:.2f}  "
-        f"lr {record['learning_rate']:.2e}  {record['tok_s'] / 1e3:.2f} ktok/s{eta}"
+        f"lr {record['learning_rate']:.2e}  {throughput(record['tok_s'])}{eta}"
     )
 
 
@@ -88,6 +88,11 @@ def slot_bars(shares: Sequence[float], width: int) -> str:
     bars = [_block(share) for share in shares]
     long = " ".join(f"{bar}{100 * share:.0f}" for bar, share in zip(bars, shares))
     return long if len(long) <= width else "".join(bars)[:width]
+
+
+def throughput(tok_s: float) -> str:
+    """Tokens a second, in thousands from one thousand on."""
+    return f"{tok_s / 1e3:.2f} ktok/s" if tok_s >= 1e3 else f"{tok_s:.0f} tok/s"
 
 
 def duration(seconds: float) -> str:
@@ -117,7 +122,7 @@ def _figures(standing: Standing) -> list[Text]:
         return []
     first = (
         f"loss {step['loss']:.3f}  acc {step['accuracy']:.3f}  tau {step['tau']:.2f}  lr {step['learning_rate']:.1e}  "
-        f"grad {step['grad_norm']:.2f}  {step['tok_s'] / 1e3:.2f} ktok/s"
+        f"grad {step['grad_norm']:.2f}  {throughput(step['tok_s'])}"
     )
     return [Text(first)]
 

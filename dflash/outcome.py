@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import torch
@@ -17,6 +17,12 @@ from dflash.pipeline.replicas import beside_target
 from dflash.progress import load_weights
 from dflash.run_directory import RunDirectory, replace_text
 from dflash.signals import EvaluationAbandoned
+from dflash.target import choose_layer_ids
+
+SLOWER = (
+    "slower here with this drafter than without one: train longer or on more data, make the drafter smaller "
+    "(--drafter.layers, --drafter.block-size), or measure with a large target on a GPU"
+)
 
 
 def header(config: TrainConfig, parts: Parts) -> dict[str, str]:
@@ -25,18 +31,38 @@ def header(config: TrainConfig, parts: Parts) -> dict[str, str]:
     size = sum(parameter.numel() for parameter in parts.parameters.values())
     per_epoch = batches_per_epoch(store, config.data, config.seed, 0)
     counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in store.meta.counts.items() if count)
-    return {
+    rows = {
         "target": f"{config.target.path}: {target.n_layers} layers of {target.hidden_size}, vocabulary "
         f"{target.vocab_size}, {config.target.dtype}, {millions(sum(p.numel() for p in target.model.parameters()))}",
         "drafter": f"{millions(size)} in {config.drafter.layers} layers, blocks of {drafter.block_size}, up to "
         f"{drafter.max_anchors} a row, target layers {list(drafter.target_layer_ids)}, mask {drafter.mask_token_id}",
         "attention": str(parts.attention),
         "data": f"{len(store)} documents ({counts}), {store.meta.tokens} tokens, {store.meta.supervised_tokens} "
-        f"supervised, {per_epoch} batches an epoch; {len(parts.prompts)} held-out prompts",
+        f"supervised, {counted(per_epoch, 'batch', 'batches')} an epoch; "
+        f"{counted(len(parts.prompts), 'held-out prompt')}",
         "devices": f"{parts.placement}, {config.dtype} arithmetic, {torch.get_num_threads()} threads",
         "torch": f"{torch.__version__}, seed {config.seed}",
         "output": str(config.output),
     }
+    if repeated := repeated_layers(drafter.target_layer_ids, target.n_layers):
+        rows["warning"] = repeated
+    return rows
+
+
+def repeated_layers(layer_ids: Sequence[int], n_target: int) -> str:
+    """What to say when layers are read more than once, which the spread over few layers comes to; else nothing."""
+    if len(set(layer_ids)) == len(layer_ids):
+        return ""
+    fits = max(n for n in range(1, len(layer_ids)) if n == 1 or len(set(choose_layer_ids(n_target, n))) == n)
+    return (
+        f"target layers {list(layer_ids)} repeat: {n_target} layers are too few to spread {len(layer_ids)} features "
+        f"over; --drafter.features {fits} reads no layer twice"
+    )
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number with its noun."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def millions(count: int) -> str:
@@ -51,7 +77,8 @@ def finish(
     best = best_checkpoint(run)
     load_weights(parts, checkpoint.load(checkpoint.step_directory(run.checkpoints, best)).weights, str(run.path))
     drafter = beside_target(parts)
-    log.line(f"measuring step {best} on {len(parts.prompts)} held-out prompts, against plain greedy decoding")
+    prompts = counted(len(parts.prompts), "held-out prompt")
+    log.line(f"measuring step {best} on {prompts}, against plain greedy decoding")
     try:
         measured = evaluate(parts.target, drafter, parts.prompts, config.eval.max_new_tokens, guard)
     except EvaluationAbandoned:
@@ -82,7 +109,10 @@ def evaluation_rows(measured: Evaluation) -> list[list[str]]:
     if measured.speedup is not None:
         rows.append(["speed-up", f"{measured.speedup:.2f}x over plain greedy decoding, measured side by side"])
     if measured.identical is not None:
-        rows.append(["same as greedy", f"{measured.identical} of {measured.prompts} prompts, token for token"])
+        prompts = counted(measured.prompts, "prompt")
+        rows.append(["same as greedy", f"{measured.identical} of {prompts}, token for token"])
+    if measured.speedup is not None and measured.speedup < 1:
+        rows.append(["verdict", SLOWER])
     return rows
 
 

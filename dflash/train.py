@@ -16,7 +16,7 @@ from dflash.evaluate import evaluate
 from dflash.log import RunLog, StepLine
 from dflash.loggers import Loggers, check_loggers, open_loggers
 from dflash.metrics_file import MetricsFile, cut_after
-from dflash.outcome import finish, header
+from dflash.outcome import counted, finish, header
 from dflash.parts import Parts, build, check_features, open_features, settled
 from dflash.pipeline.assemble import assemble
 from dflash.pipeline.order import Order
@@ -246,11 +246,14 @@ class Training:
         progress.evaluated_step = progress.step
         # of equals the later one is kept: it has seen more
         better = progress.best_tau is None or measured.tau >= progress.best_tau
+        mark = "  (best)" if better else ""
+        if measured.tau == progress.best_tau:
+            mark = f"  (best, as at step {progress.best_step}: of equals the later is kept)"
         if better:
             progress.best_tau, progress.best_step = measured.tau, progress.step
         self.metrics.write("eval", progress.step, {**asdict(measured), "best": better})
-        mark = "  (best)" if better else ""
-        self.log.line(f"step {progress.step}  held-out tau {measured.tau:.3f} over {len(prompts)} prompts{mark}")
+        over = counted(len(prompts), "prompt")
+        self.log.line(f"step {progress.step}  held-out tau {measured.tau:.3f} over {over}{mark}")
         return better
 
     def guard(self, done: int, total: int) -> None:
@@ -276,8 +279,12 @@ class Training:
     def stop_if_asked(self, request: StopRequest) -> None:
         """Raises Stopped with the line that says how to go on."""
         if request.signal_number is not None:
+            done, total = self.progress.step, self.total_steps
+            place = f"at step {done} of {total}" if done < total else (
+                f"after the last step ({done} of {total}): training is done, the final measurement is pending"
+            )
             message = (
-                f"stopped by a signal at step {self.progress.step} of {self.total_steps}; "
+                f"stopped by {signal.Signals(request.signal_number).name} {place}; "
                 f"go on with: dflash train --resume --output {self.run.path}"
             )
             raise Stopped(message, request.signal_number)

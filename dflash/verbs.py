@@ -14,7 +14,7 @@ from dflash.errors import ConfigError, DataError
 from dflash.evaluate import evaluate as measure
 from dflash.export.formats import WRITERS, compare, read_export
 from dflash.log import RunLog
-from dflash.outcome import evaluation_rows
+from dflash.outcome import counted, evaluation_rows
 from dflash.trained import open_trained
 
 
@@ -31,7 +31,7 @@ def evaluate(config: EvaluateConfig) -> int:
     if config.json:
         print(json.dumps({"drafter": str(trained.source), **asdict(measured)}))
     else:
-        RunLog().table(f"{trained.source}, {len(prompts)} prompts", [], evaluation_rows(measured))
+        RunLog().table(f"{trained.source}, {counted(len(prompts), 'prompt')}", [], evaluation_rows(measured))
     return 0
 
 

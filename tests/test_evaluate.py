@@ -12,6 +12,7 @@ from dflash.drafter.config import create_drafter_config
 from dflash.drafter.model import DFlashDrafter
 from dflash.errors import DataError
 from dflash.evaluate import conditional_acceptance, evaluate, evaluating, summarize
+from dflash.outcome import evaluation_rows, repeated_layers
 from dflash.target import Target, choose_layer_ids
 from tests.conftest import TargetMaker
 from tests.test_decode import FAMILIES, PROMPT, ScriptedDrafter, load
@@ -79,6 +80,20 @@ def test_a_text_that_differs_is_not_counted_as_identical() -> None:
     assert summarize([run], [plain], 3).identical == 1
     assert summarize([run], [replace(plain, tokens=[1, 2, 4])], 3).identical == 0
     assert summarize([run], [plain], 3).speedup == 2.0
+
+
+def test_a_drafter_that_slows_decoding_down_is_said_to_and_one_that_does_not_is_not() -> None:
+    run, plain = Generation([1, 2, 3], 2, 1.0, [2], [3]), Generation([1, 2, 3], 3, 2.0)
+    slower, faster = (dict(evaluation_rows(summarize([a], [b], 3))) for a, b in ((plain, run), (run, plain)))
+    assert slower["verdict"].startswith("slower here with this drafter than without one: ")
+    assert "verdict" not in faster
+    assert faster["same as greedy"] == "1 of 1 prompt, token for token"
+
+
+def test_layers_that_are_read_twice_are_named_with_a_number_that_reads_none_twice() -> None:
+    assert "--drafter.features 1 reads no" in repeated_layers(choose_layer_ids(4, 3), 4)
+    assert "--drafter.features 2 reads no" in repeated_layers(choose_layer_ids(5, 4), 5)
+    assert repeated_layers(choose_layer_ids(36, 5), 36) == ""
 
 
 def test_evaluating_restores_the_mode_of_every_module_even_after_an_error() -> None:
