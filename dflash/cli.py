@@ -106,8 +106,10 @@ def _version() -> str:
 
 def _train(words: list[str]) -> int:
     from dflash.command_line import training_config
+    from dflash.paths import check_train
 
     config = training_config(words, description=TRAIN_HELP)
+    check_train(config)
     from dflash.train import train
 
     return train(config)
@@ -116,8 +118,10 @@ def _train(words: list[str]) -> int:
 def _evaluate(words: list[str]) -> int:
     from dflash.command_line import parse_required
     from dflash.config import EvaluateConfig
+    from dflash.paths import check_trained
 
     config = parse_required(EvaluateConfig, words, prog="dflash evaluate", description=EVALUATE_HELP)
+    check_trained(config.drafter, config.target)
     from dflash.verbs import evaluate
 
     return evaluate(config)
@@ -126,8 +130,10 @@ def _evaluate(words: list[str]) -> int:
 def _generate(words: list[str]) -> int:
     from dflash.command_line import parse_required
     from dflash.config import GenerateConfig
+    from dflash.paths import check_trained
 
     config = parse_required(GenerateConfig, words, prog="dflash generate", description=GENERATE_HELP)
+    check_trained(config.drafter, config.target)
     from dflash.verbs import generate
 
     return generate(config)
@@ -136,8 +142,10 @@ def _generate(words: list[str]) -> int:
 def _export(words: list[str]) -> int:
     from dflash.command_line import parse_required
     from dflash.config import ExportConfig
+    from dflash.paths import check_trained
 
     config = parse_required(ExportConfig, words, prog="dflash export", description=EXPORT_HELP)
+    check_trained(config.drafter, config.target)
     from dflash.verbs import export
 
     return export(config)
@@ -146,8 +154,11 @@ def _export(words: list[str]) -> int:
 def _prepare(words: list[str]) -> int:
     from dflash.command_line import parse_required
     from dflash.data.options import PrepareOptions
+    from dflash.paths import check_data, check_target
 
     options = parse_required(PrepareOptions, words, prog="dflash prepare", description=PREPARE_HELP)
+    check_target(options.target)
+    check_data(options.data)
     from rich.console import Console
 
     from dflash.data.prepare import run_prepare

@@ -131,11 +131,14 @@ def nearest(name: str, known: Sequence[str] | dict[str, Any]) -> str:
     return f"did you mean {close[0]}?" if close else "see --help for the names"
 
 
-def _unknown(word: str, kind: type[Any]) -> ConfigError:
+def _unknown(word: str, kind: type[Any], missing: str = "") -> ConfigError:
+    """`missing`: a required option that was not given; meant by a name that is near to no other."""
     if not word.startswith("-"):
         return ConfigError("options (--name value)", repr(word), "see --help for the names")
     name = word.lstrip("-").split("=", 1)[0].replace("_", "-")
     known = {f"--{option}": option for option in option_names(kind)}
+    if missing and not difflib.get_close_matches(f"--{name}", list(known), n=1, cutoff=0.8):
+        return ConfigError("a known option", f"unknown option --{name}", f"did you mean {missing}?")
     return ConfigError("a known option", word.split("=", 1)[0], nearest(f"--{name}", known))
 
 
@@ -155,6 +158,10 @@ def _one_line(box: str, kind: type[Any], arguments: Sequence[str]) -> ConfigErro
         got = str(len(_values(arguments, name)) or "none")
         return ConfigError(f"{count} value{'s' * (count != '1')}", got, "see --help", where=name)
     if required := re.findall(r"--[a-z][\w.-]*", text):
+        known = {f"--{option}" for option in option_names(kind)} | {"--help"}
+        for word in arguments:
+            if word.startswith("--") and word.split("=", 1)[0].replace("_", "-") not in known:
+                return _unknown(word, kind, missing=required[0])
         return ConfigError("the required " + ", ".join(dict.fromkeys(required)), "nothing", "add it; see --help")
     return ConfigError("a readable command line", text, "see --help")
 

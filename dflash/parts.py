@@ -14,7 +14,7 @@ from dflash.attention.select import Workload, choose
 from dflash.config import DEVICE, DataOptions, TargetOptions, TrainConfig
 from dflash.data.documents import DocumentStore
 from dflash.data.prompts import heldout_prompts
-from dflash.data.sources import open_documents
+from dflash.data.sources import mask_source, open_documents
 from dflash.data.template import Encoder
 from dflash.drafter.anchors import candidates
 from dflash.drafter.config import create_drafter_config
@@ -164,7 +164,7 @@ def training_store(
         options.row_tokens,
         options.overlong,
         no_assistant=options.no_assistant,
-        mask_from=options.mask_from,
+        mask_from=mask_source(options.train, options.mask_from),
     )
     return open_documents(options.train, encoder, progress=progress)
 

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from dflash.errors import ConfigError, DataError, TargetError
 from dflash.features import Features
+from dflash.paths import missing_target
 
 MIN_LAYERS = 4
 # enough of the weights to tell two training runs apart without reading a 50 GB model
@@ -189,7 +190,9 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _check_directory(directory: Path, trust_remote_code: bool) -> None:
     where, config = str(directory), directory / "config.json"
     if not config.is_file():
-        got = "no config.json in it" if directory.is_dir() else "no such directory"
+        if not directory.is_dir():
+            raise missing_target(where)
+        got = "no config.json in it"
         raise TargetError("a Hugging Face model directory", got, "download the model and give its path", where=where)
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))

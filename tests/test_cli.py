@@ -52,7 +52,10 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_and_mistakes_do_not_load_torch() -> None:
     code = (
         "import sys; from dflash.cli import main\n"
-        "for words in (['--help'], ['--version'], ['bench', '--help'], ['train', '--stepss', '3']):\n"
+        "missing = [['train', '--target.path', 'a/b'], ['train', '--data.train', 'zz'],\n"
+        " ['train', '--output', 'README.md'], ['generate', '--drafter', 'zz', '--prompt', 'x'],\n"
+        " ['prepare', '--data', 'zz']]\n"
+        "for words in (['--help'], ['--version'], ['bench', '--help'], ['train', '--stepss', '3'], *missing):\n"
         "    main(words)\n"
         "print('torch' in sys.modules); import dflash.step; print('torch' in sys.modules)\n"
     )
@@ -82,7 +85,11 @@ def test_the_help_of_a_verb_has_examples(verb: str, capsys: pytest.CaptureFixtur
         (["export", "--drafter", "x"], ["the required --output"]),
         (["bench", "stpe"], ["did you mean step?"]),
         (["train", "--config", "nowhere.toml"], ["nowhere.toml"]),
-        (["evaluate", "--drafter", "nowhere", "--target", "embedded"], ["nowhere: expected a run"]),
+        (["evaluate", "--drafter", "nowhere", "--target", "embedded"], ["nowhere: expected a run", "does not exist"]),
+        (["generate", "--drafter", "runs/zz", "--prompt", "x"], ["runs/zz: ", "got a path that does not exist"]),
+        (["evaluate", "--drafter", ".", "--target", "Qwen/Q3"], ["hf download Qwen/Q3 --local-dir DIR"]),
+        (["prepare", "--input", "x"], ["unknown option --input; did you mean --data?"]),
+        (["prepare", "--dat", "x"], ["got --dat; did you mean --data?"]),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(

@@ -22,6 +22,7 @@ from dflash.data.template import Encoder
 from dflash.decode import greedy_generate
 from dflash.errors import ConfigError, OutputError, TargetError
 from dflash.parts import resolve_device
+from dflash.paths import missing_target
 from dflash.ranges import check_ranges
 from dflash.target import Target
 
@@ -53,6 +54,7 @@ def prepare(options: PrepareOptions, console: Console) -> DocumentStore | None:
         options.overlong,
         no_assistant=options.no_assistant,
         mask_from=options.mask_from,
+        option_prefix="--",
     )
     if options.output is not None:
         _check_output(options)
@@ -89,9 +91,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model directory, never from the network. Raises TargetError when it has none."""
     where = str(directory)
     if not directory.is_dir():
-        raise TargetError(
-            "a Hugging Face model directory", "no such directory", "download the model and give its path", where=where
-        )
+        raise missing_target(where)
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -5,11 +5,18 @@ from pathlib import Path
 
 from dflash.assets import EMBEDDED, embedded_path
 from dflash.data.chat import read_conversations
-from dflash.data.documents import DocumentStore, is_store
+from dflash.data.documents import DocumentStore, is_store, read_meta
 from dflash.data.order import too_long
-from dflash.data.template import Encoder, template_sha256, vocabulary_sha256
+from dflash.data.template import Encoder, MaskFrom, template_sha256, vocabulary_sha256
 
 Progress = Callable[[int, int], None]
+
+
+def mask_source(name: str, asked: MaskFrom) -> MaskFrom:
+    """Where the loss mask comes from: a prepared store holds its mask and says so, whatever is asked for."""
+    if name == EMBEDDED or not is_store(Path(name)):
+        return asked
+    return "prefix" if read_meta(Path(name)).mask_from == "prefix" else "template"
 
 
 def open_documents(

@@ -62,6 +62,8 @@ class EncodeOptions:
     no_assistant: Literal["error", "drop"] = "error"
     # where the loss mask comes from: the template's own generation blocks, or prompts rendered before each answer
     mask_from: MaskFrom = "template"
+    # what stands before an option's name on the user's command line
+    prefix: str = "--data."
 
 
 class Encoder:
@@ -75,15 +77,20 @@ class Encoder:
         *,
         no_assistant: Literal["error", "drop"] = "error",
         mask_from: MaskFrom = "template",
+        option_prefix: str = "--data.",
     ) -> None:
-        """Raises DataError when the tokenizer has no chat template, or it cannot tell what the assistant says."""
+        """Raises DataError when the tokenizer has no chat template, or it cannot tell what the assistant says.
+
+        option_prefix: what stands before an option's name on the user's command line, for messages.
+        """
         self.tokenizer, self.counts = tokenizer, EncodeCounts()
-        self.options = EncodeOptions(row_tokens, overlong, no_assistant, mask_from)
+        self.options = EncodeOptions(row_tokens, overlong, no_assistant, mask_from, option_prefix)
         self.template = chat_template(tokenizer)
         if not tokenizer.is_fast:
             raise TargetError("a fast tokenizer (tokenizer.json)", "a slow one", "convert it with transformers")
         if mask_from == "template" and not _marks_answers(self.template):
-            raise _no_generation_blocks(str(getattr(tokenizer, "name_or_path", "") or "chat template"))
+            where = str(getattr(tokenizer, "name_or_path", "") or "chat template")
+            raise _no_generation_blocks(where, option_prefix)
         self._seen: set[bytes] = set()
         self._blanks = Blanks(tokenizer)
 
@@ -133,10 +140,8 @@ class Encoder:
             return True
         if self.options.no_assistant == "error":
             roles = ", ".join(m["role"] for m in conversation.messages[:4])
-            raise DataError(
-                "an assistant's turn", f"only {roles}", "delete the row, or choose no-assistant drop",
-                where=conversation.source,
-            )
+            remedy = f"delete the row, or pass {self.options.prefix}no-assistant drop"
+            raise DataError("an assistant's turn", f"only {roles}", remedy, where=conversation.source)
         self.counts.no_assistant += 1
         return False
 
@@ -202,7 +207,7 @@ class Encoder:
             if not np.array_equal(ids[: len(prompt)], prompt):
                 self.counts.other_prompt += 1
             elif mask[: len(prompt)].any():
-                raise _supervised_prompt(conversation.source)
+                raise _supervised_prompt(conversation.source, self.options.prefix)
 
     def _document(
         self, conversation: Conversation, ids: NDArray[np.int32], mask: NDArray[np.bool_]
@@ -213,10 +218,9 @@ class Encoder:
             self.counts.dropped += 1
             return None
         if too_long and self.options.overlong == "error":
-            raise DataError(
-                f"at most {limit} tokens", str(len(ids)), "raise row_tokens, or choose overlong truncate or drop",
-                where=conversation.source,
-            )
+            prefix = self.options.prefix
+            remedy = f"raise {prefix}row-tokens, or pass {prefix}overlong truncate or drop"
+            raise DataError(f"at most {limit} tokens", str(len(ids)), remedy, where=conversation.source)
         ids, mask = ids[:limit], mask[:limit]
         if not (mask[1:] & mask[:-1]).any():
             self.counts.unsupervised += 1
@@ -291,20 +295,20 @@ def _marks_answers(template: str) -> bool:
     )
 
 
-def _no_generation_blocks(where: str) -> DataError:
+def _no_generation_blocks(where: str, prefix: str) -> DataError:
     return DataError(
         "a chat template that marks the assistant's words with {% generation %} ... {% endgeneration %}",
         "one without these blocks",
-        "put them round what the assistant says in chat_template.jinja, or choose mask-from prefix",
+        f"put them round what the assistant says in chat_template.jinja, or pass {prefix}mask-from prefix",
         where=where,
     )
 
 
-def _supervised_prompt(source: str) -> DataError:
+def _supervised_prompt(source: str, prefix: str) -> DataError:
     return DataError(
         "a chat template whose generation blocks begin after the generation prompt",
         "one that marks tokens of the prompt",
-        "put them round the answer alone, outside macro and set blocks, or choose mask-from prefix",
+        f"put them round the answer alone, outside macro and set blocks, or pass {prefix}mask-from prefix",
         where=source,
     )
 

@@ -228,7 +228,7 @@ def test_a_target_whose_template_marks_no_answers_is_an_error_unless_prefixes_ar
     plain = tokenizer.chat_template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     tokenizer.chat_template = plain
     tokenizer.save_pretrained(tmp_path / "plain")
-    with pytest.raises(UserError, match="mask-from prefix"):
+    with pytest.raises(UserError, match="pass --mask-from prefix"):
         prepare(target=str(tmp_path / "plain"))
     assert "store" not in names(tmp_path)
     prefix = prepare(target=str(tmp_path / "plain"), mask_from="prefix")

@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dflash.data.documents import DocumentStore
-from dflash.data.sources import open_documents
+from dflash.data.sources import mask_source, open_documents
 from dflash.data.template import Encoder
 from dflash.errors import DataError
 from tests.data.conftest import WriteRows, chat
@@ -28,6 +28,15 @@ def test_files_in_memory_files_on_disk_and_the_store_give_the_same(
     assert tokens(in_memory) == tokens(written) == tokens(opened)
     assert in_memory.meta == written.meta == opened.meta
     assert opened.meta.counts["duplicates"] == 1
+
+
+def test_a_store_knows_where_its_mask_came_from_whatever_is_asked_for(
+    tokenizer: PreTrainedTokenizerFast, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = str(write_rows({"messages": chat("q", "a b c")}))
+    open_documents(path, Encoder(tokenizer, 512, mask_from="prefix"), tmp_path / "s")
+    assert mask_source(str(tmp_path / "s"), "template") == "prefix"
+    assert mask_source(path, "template") == "template"
 
 
 def test_a_store_of_another_vocabulary_or_with_longer_documents_is_refused(

@@ -131,7 +131,7 @@ def test_a_generation_block_that_transformers_misplaces_is_an_error(tokenizer: P
 )
 def test_a_template_without_generation_blocks_is_an_error(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
     tokenizer.chat_template = template
-    with pytest.raises(DataError, match=r"marks the assistant's words .* or choose mask-from prefix"):
+    with pytest.raises(DataError, match=r"marks the assistant's words .* or pass --data.mask-from prefix"):
         Encoder(tokenizer, 512)
     tokenizer.chat_template = CHAT_TEMPLATE.replace("{% generation %}", "{%-generation  -%}")
     assert Encoder(tokenizer, 512)
