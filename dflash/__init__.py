@@ -9,6 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["DFlashDrafter", "create_drafter_config"]
 
 
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Loads a public name from the module that defines it."""
     if name == "DFlashDrafter":

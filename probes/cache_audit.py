@@ -1,7 +1,7 @@
 """Finds inductor cache entries whose stored code runs ops eagerly that this torch would have compiled.
 
 A compile that ran beside an uncompiled `create_block_mask` copies that thread's annotation and stores the degraded
-code under the clean graph's key (races.md: CACHEPOISON). Later runs load it silently. Reads only, unless asked to
+code under the clean graph's key Later runs load it silently. Reads only, unless asked to
 delete; stored entries are scanned as pickle opcodes and never unpickled, so no stored code runs.
 """
 

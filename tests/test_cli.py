@@ -307,5 +307,11 @@ def test_two_runs_at_once_into_one_output_are_refused(
     assert main([*words, "--resume"]) == 0  # the control: nobody else is there
 
 
+def test_the_package_lists_its_public_names() -> None:
+    code = "import dflash, sys; print({*dflash.__all__} <= {*dir(dflash)}, 'torch' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60, text=True)
+    assert child.stdout.split() == ["True", "False"]
+
+
 def test_chats_of_the_tests_are_read_whole(tmp_path: Path) -> None:
     assert len(write_chats(tmp_path / "x.jsonl", 5).read_text().splitlines()) == 5

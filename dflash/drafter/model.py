@@ -18,6 +18,7 @@ from dflash.drafter.block_mask import block_mask
 from dflash.drafter.blocks import Blocks, PlainRows, Rows, cut_blocks, document_ids_from_lengths
 from dflash.drafter.cache import DraftCache, decode_mask
 from dflash.drafter.config import SLIDING
+from dflash.drafter.inputs import check_inputs
 from dflash.drafter.layers import Attention, Layer, RMSNorm
 from dflash.drafter.mask import Layout, dense_mask, document_starts, spans
 from dflash.drafter.metrics import Metrics, count
@@ -158,18 +159,21 @@ class DFlashDrafter(nn.Module):
         gamma: float | None = None,
         anchors: Anchors | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One micro-batch -> (mean weighted loss, metrics); the signature of the case (background.md).
+        """One micro-batch -> (mean weighted loss, metrics); the signature that training scripts call it by.
 
         all_hidden_states [B, T, L, H], verifier_last_hidden [B, T, H], input_ids [B, T], loss_mask [B, T] bool,
         lengths of the row's documents [n] or [B, n], position_ids [B, T] (none: from 0 in each document), gamma in
         slots, anchors none: drawn with seed 0, epoch 0. Normalised over this micro-batch only: see `terms`.
+        Errors: DataError for inputs of another shape, ids outside the vocabulary, a mask of other values than 0 and 1.
         """
+        features = Features(all_hidden_states, verifier_last_hidden)
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        mask = check_inputs(features, input_ids, loss_mask, len(self.target_layer_ids), shape)
         document_ids = document_ids_from_lengths(lengths, input_ids)
         if position_ids is None:
             position_ids = _positions(document_ids)
-        rows = PlainRows(input_ids, loss_mask.bool(), position_ids, document_ids)
+        rows = PlainRows(input_ids, mask, position_ids, document_ids)
         objective = OBJECTIVES["kl" if use_soft_labels else "ce"]()
-        features = Features(all_hidden_states, verifier_last_hidden)
         out = self.terms(rows, features, anchors or self._own_anchors(rows), objective, gamma)
         m = out.metrics
         loss = out.loss_sum / out.weight_sum.clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,4 +1,4 @@
-"""The case's script (background.md) runs with only sizes changed, and its wrapper sees every layer's call."""
+"""A script written against this signature runs with only sizes changed, and its wrapper sees every layer's call."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from transformers import Qwen3Config
 
 import dflash.drafter.model
 from dflash import DFlashDrafter, create_drafter_config
+from dflash.errors import DataError
 
 WIDTH, TOKENS, LAYERS = 64, 200, 5
 
@@ -83,3 +84,39 @@ def test_lengths_of_packed_documents_keep_them_apart() -> None:
     assert whole["blocks"] == TOKENS - 7
     assert packed["blocks"] == 120 - 7 + 80 - 7
     assert not torch.equal(together, apart)
+
+
+@pytest.fixture
+def drafter() -> DFlashDrafter:
+    """Bound to a small random embedding."""
+    config = create_drafter_config(target_config(), num_draft_layers=1)
+    made = DFlashDrafter(config, [1, 16, 31, 46, 61], block_size=8, max_anchors=8, mask_token_id=510)
+    made.bind_target(torch.randn(512, WIDTH, generator=torch.Generator().manual_seed(1)))
+    return made.bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("all_hidden_states", lambda x: x[:, :, :1], r"all_hidden_states: expected a shape of .*, got"),
+        ("all_hidden_states", lambda x: x[..., :-1], r"all_hidden_states: expected a shape of"),
+        ("verifier_last_hidden", lambda x: x[:, :-1], r"verifier_last_hidden: expected a shape of"),
+        ("input_ids", lambda x: x + 10**6, r"input_ids: expected token ids in 0\.\.\d+, got 1000\d+"),
+        ("input_ids", lambda x: x - 10**6, r"input_ids: expected token ids in 0\.\.\d+, got -"),
+        ("input_ids", lambda x: x.float(), r"input_ids: expected integer token ids, got torch.float32"),
+        ("input_ids", lambda x: x[0], r"input_ids: expected input_ids \[B, T\]"),
+        ("loss_mask", lambda x: x[:, :-1], r"loss_mask: expected a shape of"),
+        ("loss_mask", lambda x: x.long() * 2, r"loss_mask: expected a mask of bool, or of 0 and 1"),
+    ],
+)
+def test_inputs_of_another_shape_or_range_are_named(
+    drafter: DFlashDrafter, name: str, change: Any, message: str
+) -> None:
+    given = inputs()
+    with pytest.raises(DataError, match=message):
+        drafter(**{**given, name: change(given[name])})
+
+
+def test_a_mask_of_zeros_and_ones_trains_as_the_bool_one_does(drafter: DFlashDrafter) -> None:
+    given = inputs()
+    assert torch.equal(drafter(**given)[0], drafter(**{**given, "loss_mask": given["loss_mask"].long()})[0])
