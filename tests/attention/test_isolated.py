@@ -1,8 +1,11 @@
 """Isolated tracing: each effect with its negative control, every patch restored, autograd's threads let through."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate
 
-from dflash.attention import isolated_owner
 from dflash.attention.gate import Gate
 from dflash.attention.isolated import PROVED_ON, Isolated, backward_ahead, isolated_tracing
 from dflash.errors import StrategyError
@@ -227,46 +229,16 @@ def test_an_annotation_reaches_the_traces_of_its_own_thread_and_no_others() -> N
     assert without == ([{"mine": 1}], [{"own": 2}], [None])
 
 
-def test_a_trace_inside_a_trace_passes_in_autograds_own_thread_instead_of_waiting_for_the_lock() -> None:
-    """A backward nested deeper than the engine allows runs in a thread of its own, as CUDA's does at once."""
-
-    def work(handed_on: bool = True) -> object:
-        threads: set[int] = set()
-
-        class Deep(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor, depth: int) -> Tensor:
-                ctx.depth = depth
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-                threads.add(threading.get_ident())
-                if ctx.depth == 0:
-                    make_fx(lambda x: x * 2)(torch.ones(2))
-                else:
-                    nested(ctx.depth - 1)
-                return gradient, None
-
-        def nested(depth: int) -> None:
-            with torch.enable_grad():
-                x = torch.ones(1, requires_grad=True)
-                Deep.apply(x, depth).sum().backward()
-
-        def traced(x: Tensor) -> Tensor:
-            with torch.utils._python_dispatch._disable_current_modes():
-                nested(70)
-            return x + 1
-
-        if not handed_on:
-            isolated_owner._for_a_trace = lambda: False
-        with isolated_tracing():
-            torch.fx.symbolic_trace(traced)
-        return len(threads)
-
-    assert in_fork(work) == 2
-    with pytest.raises(TimeoutError):
-        in_fork(lambda: work(handed_on=False), limit_s=4)
+@pytest.mark.parametrize(("handed_on", "ends"), [("yes", True), ("no", False)])
+def test_a_trace_inside_a_trace_passes_in_autograds_own_thread_instead_of_waiting_for_the_lock(
+    handed_on: str, ends: bool
+) -> None:
+    """In a process of its own: autograd's threads do not survive a fork."""
+    command = [sys.executable, "-m", "tests.attention.deep_backward", handed_on]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=Path(__file__).parents[2])
+    assert (done.returncode == 0) == ends, done.stderr
+    assert ("2 threads" in done.stdout) == ends
+    assert ("Timeout (0:00:15)!" in done.stderr) != ends
 
 
 def test_the_backward_is_compiled_ahead_in_the_calling_thread_and_the_setting_is_restored() -> None:
