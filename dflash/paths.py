@@ -18,6 +18,15 @@ def check_train(config: TrainConfig) -> None:
     check_data(config.data.heldout)
     if config.output.is_file():
         raise OutputError("a directory", "a file of that name", "choose another --output", where=str(config.output))
+    if not (config.resume or config.overwrite):
+        check_empty(config.output)
+
+
+def check_empty(output: Path) -> None:
+    """OutputError when a new run would begin among other files."""
+    if output.is_dir() and any(output.iterdir()):
+        got, remedy = "files in it", "add --resume to go on, --overwrite to start anew, or choose another --output"
+        raise OutputError("an empty output directory", got, remedy, where=str(output))
 
 
 def check_trained(drafter: Path, target: str | None) -> None:

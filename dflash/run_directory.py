@@ -16,6 +16,7 @@ from dflash.config import FREE_ON_RESUME as FREE
 from dflash.config import TrainConfig, same_training
 from dflash.environment import environment
 from dflash.errors import CheckpointError, OutputError
+from dflash.paths import check_empty
 
 MARKER = "dflash-run"
 # everything a run or a verb puts there; --overwrite deletes these and nothing else
@@ -83,11 +84,10 @@ def check(config: TrainConfig) -> RunDirectory:
     _check_writable(run.path)
     if config.resume:
         _check_same_run(run, config)
-    elif run.path.is_dir() and any(run.path.iterdir()):
-        if not config.overwrite:
-            got, remedy = "files in it", "add --resume to go on, --overwrite to start anew, or choose another --output"
-            raise OutputError("an empty output directory", got, remedy, where=str(run.path))
+    elif config.overwrite and run.path.is_dir() and any(run.path.iterdir()):
         _check_only_a_run(run.path)
+    elif not config.overwrite:
+        check_empty(run.path)
     return run
 
 

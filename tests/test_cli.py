@@ -53,7 +53,8 @@ def test_help_and_mistakes_do_not_load_torch() -> None:
     code = (
         "import sys; from dflash.cli import main\n"
         "missing = [['train', '--target.path', 'a/b'], ['train', '--data.train', 'zz'],\n"
-        " ['train', '--output', 'README.md'], ['generate', '--drafter', 'zz', '--prompt', 'x'],\n"
+        " ['train', '--output', 'README.md'], ['train', '--output', 'tests'],\n"
+        " ['generate', '--drafter', 'zz', '--prompt', 'x'],\n"
         " ['prepare', '--data', 'zz']]\n"
         "for words in (['--help'], ['--version'], ['bench', '--help'], ['train', '--stepss', '3'], *missing):\n"
         "    main(words)\n"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dflash import metrics_file
 from dflash.errors import OutputError
+from dflash.live_view import throughput
 from dflash.log import PlainErrors, RunLog, StepLine, duration
 from dflash.metrics_file import MetricsFile
 
@@ -52,6 +53,11 @@ def test_on_a_terminal_one_bar_shows_stage_loss_and_speed_and_is_taken_away_clea
     for part in ("4/10", "loss 2.500", "tau 1.75", "ktok/s", "eta", "evaluate 2/5"):
         assert part in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back
+
+
+@pytest.mark.parametrize(("tok_s", "text"), [(999.0, "999 tok/s"), (1000.0, "1.00 ktok/s"), (12.4, "12 tok/s")])
+def test_small_speeds_are_not_printed_in_thousands(tok_s: float, text: str) -> None:
+    assert throughput(tok_s) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3661, "1:01:01")])
