@@ -266,7 +266,7 @@ PRESETS: dict[str, TrainConfig] = {
     # minutes on two CPU cores, with the target that is shipped
     "tiny": TrainConfig(
         steps=800,
-        # from the target's own last layers: held-out tau after 100 steps 1.4 instead of 1.1
+        # from the target's own last layers: training tau 1.84 after 100 steps, 1.42 after 120 from random weights
         drafter=DrafterOptions(layers=3, block_size=8, max_anchors=64, init="target"),
         data=DataOptions(row_tokens=512),
         optim=OptimOptions(lr=2e-3),

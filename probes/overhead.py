@@ -86,7 +86,8 @@ def _paired(
     plain: Callable[[torch.Tensor], object], watched: Callable[[torch.Tensor], object], x: torch.Tensor, pairs: int
 ) -> tuple[float, float]:
     """Lower decile of the plain call's times and how much higher the watched call's is, in microseconds."""
-    plain_us, watched_us = [], []
+    plain_us: list[float] = []
+    watched_us: list[float] = []
     for index in range(pairs):
         turns = [(plain, plain_us), (watched, watched_us)]
         for call, times in turns if index % 2 else reversed(turns):
