@@ -1,17 +1,23 @@
 """The training forward of every block equals the step-by-step forward of decoding."""
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
 import torch
 from torch import Tensor
 
+from dflash import parts
+from dflash.assets import embedded_path
 from dflash.attention.select import Workload, choose
+from dflash.command_line import training_config
 from dflash.data.documents import Document
-from dflash.data.rows import collate
+from dflash.data.rows import batches, collate
 from dflash.drafter.anchors import Anchors, draw_anchors
 from dflash.drafter.blocks import PlainRows, Rows, cut_blocks
 from dflash.drafter.config import create_drafter_config
 from dflash.drafter.model import DFlashDrafter
-from dflash.features import Features
+from dflash.features import Features, FeatureSource
 from dflash.target import Target
 from tests.conftest import CORPUS
 from tests.drafter.parts import draw, make_drafter, make_features, make_rows
@@ -103,6 +109,26 @@ def test_parity_holds_on_text_packed_by_the_data_pipeline_with_a_real_targets_fe
     trained = training_logits(drafter, batch, features, anchors)
     decoded = decoded_logits(drafter, batch, features, anchors)
     torch.testing.assert_close(trained[anchors.valid], decoded[anchors.valid], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("pack", [True, False], ids=["packed", "unpacked"])
+@pytest.mark.parametrize("window", [None, 24], ids=["full", "sliding"])
+def test_parity_holds_on_conversations_of_the_embedded_target(window: int | None, pack: bool) -> None:
+    config = training_config(["--preset", "tiny", "--device", "cpu"], prog="test")
+    config = replace(config, drafter=replace(config.drafter, sliding_window=window))
+    config = replace(config, data=replace(config.data, train=str(embedded_path("heldout.jsonl")), pack=pack))
+    built = parts.build(config)
+    drafter = built.drafter
+    source = FeatureSource(built.target, None, "online", list(drafter.target_layer_ids))
+    for batch in islice(batches(built.store, config.data, config.seed), 2):
+        features = source.rows(batch)
+        anchors = draw_anchors(
+            batch.loss_mask, batch.document_ids, batch.doc_ids, block_size=8, max_anchors=64, seed=0, epoch=0
+        )
+        trained = training_logits(drafter, batch, features, anchors)
+        decoded = decoded_logits(drafter, batch, features, anchors)
+        assert int(anchors.valid.sum()) > 10
+        torch.testing.assert_close(trained[anchors.valid], decoded[anchors.valid], atol=1e-4, rtol=0)
 
 
 def test_a_block_does_not_depend_on_the_other_documents_of_its_row_nor_on_other_blocks() -> None:
