@@ -99,7 +99,14 @@ def started(script: Path, *words: str) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     command = [sys.executable, str(STUB), *words, "--", str(script)]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment, preexec_fn=heed_ctrl_c
+    )
+
+
+def heed_ctrl_c() -> None:
+    """A shell's background job, and so what it starts, ignores SIGINT; a program in a terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("form", [("--json",), ()])
