@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from dflash.attention.gate import PROCESS_GATE, Gate, Hold
@@ -64,3 +64,25 @@ class ColdSteps:
             self.late += [LateCompile(thread, key, reason) for reason in reasons]
         for reason in reasons:
             LOG.warning("compiled beside other threads' steps (%s): %s; the next such step runs alone", thread, reason)
+
+
+class GatedStrategy:
+    """What the strategies that gate cold steps share; each adds how it compiles and what a thread enters."""
+
+    def __init__(self, gate: Gate = PROCESS_GATE) -> None:
+        """`gate`: the process's own, unless a test wants one for itself."""
+        self._steps = ColdSteps(gate)
+
+    @property
+    def cold_steps(self) -> int:
+        """Steps that ran alone."""
+        return self._steps.cold
+
+    @property
+    def late_compiles(self) -> tuple[LateCompile, ...]:
+        """Compiles beside other steps: none, when the keys tell all that dynamo guards on."""
+        return tuple(self._steps.late)
+
+    def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
+        """Exclusive while `key` is cold, shared afterwards. Holds process-wide state. Errors: GateTimeout."""
+        return self._steps.step(key)

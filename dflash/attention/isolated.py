@@ -1,12 +1,12 @@
 """Strategy isolated: tracing and compiling touch the thread that does it and no other."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 
 from dflash.attention.base import Fn, Role
-from dflash.attention.cold_steps import ColdSteps, LateCompile
+from dflash.attention.cold_steps import GatedStrategy
 from dflash.attention.compile_watch import watched_compiles
 from dflash.attention.counted_scope import CountedScope
 from dflash.attention.gate import PROCESS_GATE, Gate
@@ -85,7 +85,7 @@ def backward_ahead() -> AbstractContextManager[None]:
     return _compiled_ahead() if config_is_per_context() else _AHEAD_FOR_ALL.entered()
 
 
-class Isolated:
+class Isolated(GatedStrategy):
     """isolated_tracing, the backward compiled ahead, and cold steps alone in the process as under locked-compile.
 
     The gate is for what no patch can tell apart by thread: a compile puts the random state, the default dtype and the
@@ -98,17 +98,7 @@ class Isolated:
 
     def __init__(self, gate: Gate = PROCESS_GATE) -> None:
         _refuse_unproved()
-        self._steps = ColdSteps(gate)
-
-    @property
-    def cold_steps(self) -> int:
-        """Steps that ran alone."""
-        return self._steps.cold
-
-    @property
-    def late_compiles(self) -> tuple[LateCompile, ...]:
-        """Compiles beside other steps; safe here, but they cost time."""
-        return tuple(self._steps.late)
+        super().__init__(gate)
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function; a call outside any step is safe, but other threads' random state is not."""
@@ -122,7 +112,3 @@ class Isolated:
         """Patches torch while any thread is inside; compiles this thread's backward ahead."""
         with isolated_tracing(), backward_ahead(), watched_compiles():
             yield
-
-    def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
-        """Exclusive while `key` is cold, shared afterwards."""
-        return self._steps.step(key)

@@ -1,19 +1,18 @@
 """Strategy locked-compile: cold steps alone in the process, warm steps side by side."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, cast
 
 from dflash.attention.base import Fn, Role
-from dflash.attention.cold_steps import ColdSteps, LateCompile
+from dflash.attention.cold_steps import GatedStrategy
 from dflash.attention.compile_watch import watched_compiles
-from dflash.attention.gate import PROCESS_GATE, Gate
 from dflash.attention.one_entry import compiled
 from probes.torch_internals import compile_lock
 
 
-class LockedCompile:
+class LockedCompile(GatedStrategy):
     """Compiles with inductor; the first step of every key (forward and backward) excludes every other step.
 
     A step is warm once its scope ended without an error. A compiled function called outside any step excludes others
@@ -23,19 +22,6 @@ class LockedCompile:
 
     name = "locked-compile"
     leaves_open = "traces, compiles and mask builds of code that takes no step"
-
-    def __init__(self, gate: Gate = PROCESS_GATE) -> None:
-        self._steps = ColdSteps(gate)
-
-    @property
-    def cold_steps(self) -> int:
-        """Steps that ran alone."""
-        return self._steps.cold
-
-    @property
-    def late_compiles(self) -> tuple[LateCompile, ...]:
-        """Compiles beside other steps: none, when the keys tell all that dynamo guards on."""
-        return tuple(self._steps.late)
 
     def compile(self, fn: Fn, *, role: Role) -> Fn:
         """Returns the compiled function behind the gate."""
@@ -56,7 +42,3 @@ class LockedCompile:
     def thread_scope(self) -> AbstractContextManager[None]:
         """Watches compiles while any thread is inside, so that late ones are seen; nothing is set per thread."""
         return watched_compiles()
-
-    def step_scope(self, key: Hashable) -> AbstractContextManager[None]:
-        """Exclusive while `key` is cold, shared afterwards. Holds process-wide state. Errors: GateTimeout."""
-        return self._steps.step(key)
